@@ -1,0 +1,20 @@
+"""bound: charge the ledger, then keep at most k events of each user in the private sample."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from heathaze import console
+from heathaze.collect.night import add_arguments, open_night
+from heathaze.collect.pipeline import run_bound
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parsed = add_arguments(argparse.ArgumentParser(description=__doc__), events=True).parse_args(arguments)
+    say = console.Progress()
+    run_bound(open_night(parsed, say), parsed.events)
+    say.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(main))

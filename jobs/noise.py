@@ -1,0 +1,21 @@
+"""noise: exact discrete Laplace noise on every cell; writes the noisy tensor and destroys the key."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from heathaze import console
+from heathaze.collect.night import add_arguments, charged, open_night
+from heathaze.collect.pipeline import run_noise
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parsed = add_arguments(argparse.ArgumentParser(description=__doc__), events=False).parse_args(arguments)
+    say = console.Progress()
+    night = open_night(parsed, say)
+    run_noise(night, charged(night))
+    say.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(main))

@@ -1,0 +1,114 @@
+"""bound: keep at most k events of each user, by keyed hash.
+
+A record's rank is its place in the order of hash(salt, user, record). The hash depends on nothing but the record and the
+salt, so a task that Spark runs again chooses the same events (ordering by rand() would choose others, and a user could end
+up with more than k). Identical records share their hash, and any k of the first ones are the same rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from heathaze.errors import BoundViolated
+
+COLUMNS = ["user_id", "event_time", "lat", "lon"]
+
+HEAVIEST = 100_000
+"""Users that get a threshold: a bound on what is broadcast, whatever the data."""
+
+COUNTED_SHARE = 4
+"""One file in this many is counted to find heavy users."""
+
+
+@dataclass(frozen=True)
+class BoundSettings:
+    """What the choice of events depends on."""
+
+    max_events_per_user: int
+    """k."""
+    salt: int
+    """Salt of the hash; one per release."""
+    margin: float = 8.0
+    """Standard deviations of slack of the filter before the shuffle; see `thresholds`."""
+
+    @property
+    def ample(self) -> float:
+        """Events that a filtered user keeps on average: k plus the slack."""
+        return self.max_events_per_user + self.margin * math.sqrt(self.max_events_per_user)
+
+
+def bound(events: DataFrame, settings: BoundSettings) -> DataFrame:
+    """The k events of each user with the smallest hashes; all of them where there are no more than k.
+
+    Sensitivity: the events of a user are chosen by looking at that user's events only, so adding or removing one user
+    changes the output by at most `max_events_per_user` rows, and any histogram of it has L1 sensitivity k.
+    """
+    first_k = Window.partitionBy("user_id").orderBy("hash", "event_time", "lat", "lon")
+    ranked = events.select(*COLUMNS, _hash(settings.salt).alias("hash")).withColumn("rank", F.row_number().over(first_k))
+    return ranked.where(F.col("rank") <= settings.max_events_per_user).select(*COLUMNS)
+
+
+def thresholds(counted: DataFrame, settings: BoundSettings) -> DataFrame:
+    """user_hash, threshold: for heavy users, a hash above which an event is not among the k smallest.
+
+    `counted` holds some of the events, so its count c of a user is a lower bound. Of c or more uniform hashes, those below
+    (k + 8 sqrt(k)) / c of the range are more than k but for a chance of about 1e-8; `starved_users` finds who had that
+    chance. Only users with c above twice the ample number are worth a threshold.
+
+    Sensitivity: a user's threshold depends on that user's events only, and changes nothing of what `bound` returns.
+    """
+    heavy = (
+        counted.groupBy(F.xxhash64("user_id").alias("user_hash"))
+        .agg(F.count(F.lit(1)).alias("c"))
+        .where(F.col("c") > 2 * settings.ample)
+        .orderBy(F.desc("c"), "user_hash")
+        .limit(HEAVIEST)
+    )
+    threshold = F.lit(-(2.0**63)) + F.lit(2.0**64) * settings.ample / F.col("c")
+    return heavy.select("user_hash", threshold.cast("bigint").alias("threshold"))
+
+
+def drop_hopeless(events: DataFrame, heavy: DataFrame, settings: BoundSettings) -> DataFrame:
+    """The events without those above their user's threshold, before anything is shuffled.
+
+    Sensitivity: row by row, by the user's own threshold.
+    """
+    marked = events.withColumn("user_hash", F.xxhash64("user_id")).join(F.broadcast(heavy), on="user_hash", how="left")
+    keep = F.col("threshold").isNull() | (_hash(settings.salt) <= F.col("threshold"))
+    return marked.where(keep).select(*COLUMNS)
+
+
+def counted_part(events: DataFrame) -> DataFrame:
+    """A fixed quarter of the files where there are enough of them, and all of the events elsewhere."""
+    files = events.inputFiles()
+    if len(files) < 2 * COUNTED_SHARE:
+        return events
+    return events.where(F.pmod(F.xxhash64("_metadata.file_name"), F.lit(COUNTED_SHARE)) == 0)
+
+
+def check_bound(sample: DataFrame, k: int) -> None:
+    """Raise where a user of a materialised sample has more than k events."""
+    most = sample.groupBy("user_id").agg(F.count(F.lit(1)).alias("kept")).agg(F.max("kept").alias("most")).first()
+    assert most is not None
+    if most["most"] is not None and most["most"] > k:
+        raise BoundViolated(
+            f"no user may have more than {k} events in the sample, but one has. No noise was drawn; do not release this sample."
+        )
+
+
+def is_anyone_starved(sample: DataFrame, heavy: DataFrame, settings: BoundSettings) -> bool:
+    """Whether a user with a threshold may have ended below k events: then the sample must be made again without thresholds.
+
+    Two users who share a 64-bit hash also answer yes, to be safe.
+    """
+    theirs = sample.withColumn("user_hash", F.xxhash64("user_id")).join(F.broadcast(heavy), on="user_hash", how="left_semi")
+    per_user = theirs.groupBy("user_hash", "user_id").agg(F.count(F.lit(1)).alias("kept"))
+    return per_user.where(F.col("kept") == settings.max_events_per_user).count() != heavy.count()
+
+
+def _hash(salt: int) -> Column:
+    return F.xxhash64(F.lit(salt), "user_id", "event_time", "lat", "lon")

@@ -1,0 +1,203 @@
+"""The private side, stage by stage: charge before touch, then bound, count, noise.
+
+Every stage finishes with one commit that happens exactly once per ledger entry, so any of them can be killed at any moment
+and run again, by one process or by two at once. What is committed first is what holds: one key, one histogram, one
+noisy table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+
+from heathaze.collect import bound as bounding
+from heathaze.collect import events as incoming
+from heathaze.collect import noise as noising
+from heathaze.collect.count import count
+from heathaze.collect.entropy import KeyStore, self_check
+from heathaze.collect.ledger import Entry, Ledger
+from heathaze.collect.private import PrivateTables
+from heathaze.errors import InputError
+from heathaze.grid import Grid, Period
+from heathaze.policy import Policy
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What one night's private side works with."""
+
+    spark: SparkSession
+    policy: Policy
+    period: Period
+    tables: PrivateTables
+    keys: KeyStore
+    say: Callable[[str], None]
+    """Called with one sentence as each step begins; never with anything from the data."""
+
+    @property
+    def grid(self) -> Grid:
+        return self.policy.grid.build()
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.tables.ledger_log(self.spark))
+
+
+def run_bound(night: Collection, events_address: str) -> Entry:
+    """Check the input's shape, charge the ledger, then bound each user's events into the private sample."""
+    night.say("checking the shape of the events")
+    source = incoming.find_source(night.spark, events_address, night.policy, night.period)
+    incoming.read_source(night.spark, source, night.policy, night.period)
+    night.say("testing the noise sampler")
+    self_check(night.policy.privacy.histogram_scale)
+    night.say("charging the ledger")
+    entry, source = _charge(night, source)
+    if is_released(night, entry) or _is_done(night, "histogram", entry):
+        return entry
+    salt = night.keys.key_of(entry.entry).salt()
+    settings = bounding.BoundSettings(night.policy.privacy.max_events_per_user, salt)
+    night.say(f"keeping at most {settings.max_events_per_user} events of each user")
+    events = incoming.read_source(night.spark, source, night.policy, night.period)
+    _write_sample(night, entry, events, settings)
+    if source.kind in ("parquet", "csv"):
+        now = incoming.find_source(night.spark, events_address, night.policy, night.period)
+        if now.version != source.version:
+            raise InputError(f"the events at {events_address} changed while they were read: run again when they are complete.")
+    return entry
+
+
+def run_count(night: Collection, entry: Entry) -> None:
+    """Check the bound on the sample as it was written, then count it on the public grid."""
+    if is_released(night, entry) or _is_done(night, "histogram", entry):
+        return
+    made = [partition for partition in _partitions(entry) if night.tables.is_committed("sample", partition, night.spark)]
+    if not made:
+        raise InputError(f"the events of {entry.dataset}/{entry.period} are not bounded yet: run bound first.")
+    night.say("checking the bound on what was written")
+    sample = _sample(night, made[0])
+    bounding.check_bound(sample, night.policy.privacy.max_events_per_user)
+    night.say("counting events on the grid")
+    histogram = count(sample, night.grid, night.period).withColumn("entry", F.lit(entry.entry))
+    night.tables.append_once("histogram", histogram, token=_token(entry, "histogram"))
+
+
+def run_noise(night: Collection, entry: Entry) -> None:
+    """Add noise to every cell and write the noisy tensor; then the key is destroyed."""
+    if not is_released(night, entry):
+        if not _is_done(night, "histogram", entry):
+            raise InputError(f"the events of {entry.dataset}/{entry.period} are not counted yet: run count first.")
+        privacy, key = night.policy.privacy, night.keys.key_of(entry.entry)
+        night.say("testing the noise sampler")
+        self_check(privacy.histogram_scale)
+        night.say(f"drawing noise for {night.grid.cells * night.period.slices:,} cells")
+        histogram = night.tables.read("histogram", night.spark).where(F.col("entry") == entry.entry)
+        settings = noising.NoiseSettings(privacy.histogram_scale, key, night.grid, night.period.slices)
+        sample_size = noising.noisy_sample_size(_total(histogram), privacy, key)
+        event_count = privacy.declared_event_count
+        if event_count is None:
+            event_count = noising.noisy_event_count(_counter(night, entry, "clipped_event_count"), privacy, key)
+        starts = night.spark.createDataFrame(list(enumerate(night.period.edges[:-1])), "slice int, starts_at timestamp")
+        noisy = noising.add_noise(histogram, settings).join(F.broadcast(starts), on="slice", how="inner")
+        noisy = noisy.select(
+            "slice",
+            "starts_at",
+            "values",
+            F.lit(entry.entry).alias("entry"),
+            F.lit(entry.dataset).alias("dataset"),
+            F.lit(entry.period).alias("period"),
+            F.lit(entry.measurement).alias("measurement"),
+            F.lit(night.grid.rows).alias("rows"),
+            F.lit(night.grid.cols).alias("cols"),
+            F.lit(str(privacy.histogram_scale)).alias("scale"),
+            F.lit(sample_size).cast("bigint").alias("noisy_sample_size"),
+            F.lit(event_count).cast("bigint").alias("noisy_event_count"),
+        )
+        night.tables.append_once("noisy", noisy, token=_token(entry, "noisy"))
+    night.keys.destroy(entry.entry)
+
+
+def is_released(night: Collection, entry: Entry) -> bool:
+    """Whether the noisy table of this entry is committed: then nothing of the private side runs again."""
+    return _is_done(night, "noisy", entry)
+
+
+def _charge(night: Collection, source: incoming.Source) -> tuple[Entry, incoming.Source]:
+    """Charge this release, or take up an unfinished charge for an earlier version of the same Delta table.
+
+    A table that grows all day has a new version after a crash; its old one can still be read, so nothing is spent twice.
+    """
+    earlier = night.ledger.find(night.policy, night.period.name)
+    table, _, _ = source.version.rpartition(":")
+    is_same_table = earlier is not None and source.kind in ("delta", "table") and earlier.input_version.startswith(f"{table}:")
+    if earlier is not None and is_same_table and not is_released(night, earlier):
+        pinned = incoming.Source(source.address, source.kind, earlier.input_version)
+        incoming.read_source(night.spark, pinned, night.policy, night.period)
+        return earlier, pinned
+    entry, _ = night.ledger.charge(night.policy, night.period.name, source.version)
+    return entry, source
+
+
+def _partitions(entry: Entry) -> tuple[str, str]:
+    """Where the sample of an entry may be, the one that holds first: made without thresholds, and with them."""
+    return f"{entry.entry}.whole", f"{entry.entry}.filtered"
+
+
+def _write_sample(night: Collection, entry: Entry, events: DataFrame, settings: bounding.BoundSettings) -> None:
+    """Materialise the sample, and once more without thresholds in the rare case that they starved a user."""
+    whole, filtered = _partitions(entry)
+    observation = Observation("rows")
+    during = events.where(incoming.is_during(night.period)).observe(observation, *incoming.tallies(night.grid))
+    watched = incoming.usable(during, night.grid, night.period)
+    usable = incoming.usable(events, night.grid, night.period)
+    heavy = bounding.thresholds(bounding.counted_part(usable), settings).cache()
+    if not night.tables.is_committed("sample", filtered, night.spark):
+        sample = bounding.bound(bounding.drop_hopeless(watched, heavy, settings), settings)
+        night.tables.append_once("sample", sample.withColumn("entry", F.lit(filtered)), token=filtered)
+        rows, seen = events.count(), observation.get
+        counters = {**seen, "rows_in_input": rows, "dropped_outside_period": rows - seen["rows_of_period"]}
+        _write_counters(night, entry, "rows", counters)
+    if bounding.is_anyone_starved(_sample(night, filtered), heavy, settings):
+        sample = bounding.bound(usable, settings)
+        night.tables.append_once("sample", sample.withColumn("entry", F.lit(whole)), token=whole)
+    heavy.unpersist()
+    if night.policy.privacy.max_counted_per_user is not None:
+        _write_counters(night, entry, "event_count", {"clipped_event_count": _clipped_event_count(usable, night.policy)})
+
+
+def _sample(night: Collection, partition: str) -> DataFrame:
+    return night.tables.read("sample", night.spark).where(F.col("entry") == partition)
+
+
+def _clipped_event_count(usable: DataFrame, policy: Policy) -> int:
+    """Usable events, at most `max_counted_per_user` of each user."""
+    per_user = usable.groupBy("user_id").agg(F.count(F.lit(1)).alias("events"))
+    return _total(per_user.select(F.least("events", F.lit(policy.privacy.max_counted_per_user)).alias("count")))
+
+
+def _total(counts: DataFrame) -> int:
+    row = counts.agg(F.coalesce(F.sum("count"), F.lit(0)).alias("total")).first()
+    assert row is not None
+    return int(row["total"])
+
+
+def _write_counters(night: Collection, entry: Entry, group: str, values: dict[str, int]) -> None:
+    rows = [{"entry": entry.entry, "name": name, "value": int(value)} for name, value in values.items()]
+    night.tables.append_rows_once("counters", rows, _token(entry, group), night.spark)
+
+
+def _counter(night: Collection, entry: Entry, name: str) -> int:
+    counters = night.tables.read("counters", night.spark)
+    row = counters.where((F.col("entry") == entry.entry) & (F.col("name") == name)).first()
+    assert row is not None
+    return int(row["value"])
+
+
+def _token(entry: Entry, stage: str) -> str:
+    return f"{entry.entry}:{stage}"
+
+
+def _is_done(night: Collection, table: str, entry: Entry) -> bool:
+    return night.tables.is_committed(table, _token(entry, table), night.spark)

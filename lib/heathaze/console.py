@@ -1,0 +1,71 @@
+"""What every command and job does around its work: say what goes on, end with the right exit code, give nothing away."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import date
+from decimal import Decimal
+
+from heathaze.errors import BROKEN, DONE, HeathazeError
+
+
+class Progress:
+    """One line per step on standard error, with the time the step before it took."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def __call__(self, step: str) -> None:
+        self.finish()
+        print(f"  {step} ...", end="", file=sys.stderr, flush=True)
+        self._since = time.monotonic()
+
+    def finish(self) -> None:
+        """End the line of the last step."""
+        if self._since is not None:
+            print(f" {time.monotonic() - self._since:.1f} s", file=sys.stderr, flush=True)
+        self._since = None
+
+
+def run(work: Callable[[Sequence[str] | None], None], arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code.
+
+    An error of heathaze shows its message. Any other error shows its type and the places it came through, but not its
+    message: what numpy, Arrow or Spark say may quote a record.
+    """
+    try:
+        work(arguments)
+    except HeathazeError as error:
+        print(f"\n{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("\ninterrupted: run the same command again to go on where it stopped.", file=sys.stderr)
+        return 130
+    except OSError as error:
+        print(f"\n{type(error).__name__}: {error.strerror or 'failed'}: {error.filename or 'no file named'}.", file=sys.stderr)
+        return BROKEN
+    except Exception as error:
+        places = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
+        print("\n" + "\n".join(places), file=sys.stderr)
+        print(
+            f"{type(error).__name__}: an error that heathaze does not know. Its message is not shown, because it may quote data. "
+            "What was committed stays; run the same command again to go on from there.",
+            file=sys.stderr,
+        )
+        return BROKEN
+    return DONE
+
+
+def show(value: object, as_json: bool, text: str) -> None:
+    """Print a report: as JSON for programs, as text for people."""
+    print(json.dumps(value, indent=2, default=_plain) if as_json else text)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Decimal | date):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -1,0 +1,421 @@
+"""The policy: one TOML file that declares everything the guarantee depends on.
+
+Numbers that matter to privacy are parsed as exact decimals and never become floats. Unknown keys are refused,
+because a misspelt key is a promise that was not made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import math
+import re
+import tomllib
+import types
+import typing
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+from heathaze.errors import PolicyError
+from heathaze.grid import METRES_PER_DEGREE, Grid, Period
+
+MAX_CELLS = 2**28
+"""Cells of one slice; a slice is one binary value, and one task holds a few copies of it."""
+
+MAX_SCALE = 20_000
+"""Largest k / epsilon of the histogram: beyond it a cell says nothing and the sampler's table grows past memory."""
+
+METHODS = ("vdr",)
+DENOISERS = ("none", "shrink")
+WINDOWS = ("month", "quarter", "year", "ever")
+
+
+def _must(holds: bool, key: str, rule: str, found: object) -> None:
+    if not holds:
+        raise PolicyError(f"{key} must be {rule}, but it is {found}.")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Which events, and what their columns are called."""
+
+    name: str
+    """Name of the dataset in the ledger and in every release: letters, digits, dot, dash, underscore."""
+    user: str = "user_id"
+    """Column with the id whose records are protected together."""
+    time: str = "event_time"
+    """Column with the time of the event."""
+    lat: str = "lat"
+    """Column with the latitude, degrees."""
+    lon: str = "lon"
+    """Column with the longitude, degrees."""
+    timezone: str = "UTC"
+    """Zone of the period's midnight, and of times that carry no offset."""
+    partition: str = ""
+    """Column that holds the period's first day and by which the events are partitioned; empty: none."""
+
+    def __post_init__(self) -> None:
+        _must(
+            bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.name)),
+            "dataset.name",
+            "1 to 100 letters, digits, dots, dashes or underscores",
+            repr(self.name),
+        )
+        try:
+            ZoneInfo(self.timezone)
+        except (OSError, ValueError):
+            raise PolicyError(
+                f"dataset.timezone must be a time zone such as 'Europe/Paris', but it is {self.timezone!r}."
+            ) from None
+        columns = [self.user, self.time, self.lat, self.lon]
+        _must(len(set(columns)) == 4 and all(columns), "dataset columns", "four different names", columns)
+
+
+@dataclass(frozen=True)
+class PeriodSettings:
+    """The stretch of time that one release speaks of."""
+
+    days: int = 1
+    """Length of the period in local days."""
+    slices: int = 8
+    """Number of equal time slices of the period."""
+
+    def __post_init__(self) -> None:
+        _must(1 <= self.days <= 366, "period.days", "between 1 and 366", self.days)
+        _must(1 <= self.slices <= 24 * 366, "period.slices", "between 1 and 8784", self.slices)
+        _must(
+            (self.days * 86_400) % self.slices == 0,
+            "period.slices",
+            f"a divisor of the {self.days * 86_400} seconds of the period",
+            self.slices,
+        )
+
+
+@dataclass(frozen=True)
+class GridSettings:
+    """The public grid: never taken from the data."""
+
+    south: Decimal
+    """Southern edge, degrees; part of the grid."""
+    west: Decimal
+    """Western edge, degrees; part of the grid."""
+    north: Decimal
+    """Northern edge, degrees; not part of the grid."""
+    east: Decimal
+    """Eastern edge, degrees; not part of the grid."""
+    rows: int | None = None
+    """Cells from south to north. Give rows and cols, or cell_metres."""
+    cols: int | None = None
+    """Cells from west to east."""
+    cell_metres: Decimal | None = None
+    """Side of a cell in metres, from which rows and cols follow."""
+
+    def __post_init__(self) -> None:
+        _must(-90 <= self.south < self.north <= 90, "grid.south < grid.north", "within -90..90", (self.south, self.north))
+        _must(-180 <= self.west < self.east <= 180, "grid.west < grid.east", "within -180..180", (self.west, self.east))
+        given = (self.rows is not None, self.cols is not None, self.cell_metres is not None)
+        _must(given in ((True, True, False), (False, False, True)), "grid", "given rows and cols, or cell_metres alone", given)
+        _must(self.cell_metres is None or self.cell_metres > 0, "grid.cell_metres", "above 0", self.cell_metres)
+        _must(self.rows is None or self.rows >= 1, "grid.rows", "at least 1", self.rows)
+        _must(self.cols is None or self.cols >= 1, "grid.cols", "at least 1", self.cols)
+        grid = self.build()
+        _must(grid.cells <= MAX_CELLS, "grid", f"at most {MAX_CELLS} cells", f"{grid.rows} x {grid.cols}")
+
+    def build(self) -> Grid:
+        south, west, north, east = (float(x) for x in (self.south, self.west, self.north, self.east))
+        if self.cell_metres is None:
+            assert self.rows is not None and self.cols is not None
+            return Grid(south, west, north, east, self.rows, self.cols)
+        side = float(self.cell_metres)
+        height = (north - south) * METRES_PER_DEGREE
+        width = (east - west) * METRES_PER_DEGREE * math.cos(math.radians((south + north) / 2))
+        return Grid(south, west, north, east, max(1, round(height / side)), max(1, round(width / side)))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How epsilon is divided between what is measured. The shares add up to 1, exactly."""
+
+    histogram: Decimal = Decimal("0.98")
+    """The counts of all cells; L1 sensitivity max_events_per_user."""
+    sample_size: Decimal = Decimal("0.02")
+    """n, the number of events after bounding; sensitivity max_events_per_user."""
+    event_count: Decimal = Decimal(0)
+    """N, the number of events before bounding; sensitivity max_counted_per_user. 0 where N is declared."""
+
+    def __post_init__(self) -> None:
+        for name in ("histogram", "sample_size", "event_count"):
+            _must(0 <= getattr(self, name) < 1, f"privacy.shares.{name}", "between 0 and 1", getattr(self, name))
+        _must(self.histogram > 0, "privacy.shares.histogram", "above 0", self.histogram)
+        _must(self.sample_size > 0, "privacy.shares.sample_size", "above 0", self.sample_size)
+        total = self.histogram + self.sample_size + self.event_count
+        _must(total == 1, "privacy.shares", "exactly 1 in total", total)
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The promise of one release."""
+
+    epsilon: Decimal
+    """Epsilon of the whole release of one period."""
+    max_events_per_user: int
+    """k: at most this many events of one user are looked at in one period."""
+    unit: str = "user"
+    """What is protected: all records of one user id in one period."""
+    delta: Decimal = Decimal(0)
+    """Delta of the whole release; 0 for every mechanism of the method vdr."""
+    declared_event_count: int | None = None
+    """N as a public constant, known without looking at the data. Give it, or max_counted_per_user."""
+    max_counted_per_user: int | None = None
+    """Cap per user on the events that are counted into N, when N is measured."""
+    shares: Shares = field(default_factory=Shares)
+    """How epsilon is divided."""
+
+    def __post_init__(self) -> None:
+        _must(self.unit == "user", "privacy.unit", "'user'", repr(self.unit))
+        _must(self.epsilon.is_finite() and 0 < self.epsilon <= 100, "privacy.epsilon", "above 0, at most 100", self.epsilon)
+        _must(self.delta == 0, "privacy.delta", "0 for the method vdr, whose noise is Laplace", self.delta)
+        _must(
+            1 <= self.max_events_per_user <= 100_000,
+            "privacy.max_events_per_user",
+            "between 1 and 100000",
+            self.max_events_per_user,
+        )
+        _must(
+            (self.declared_event_count is None) != (self.max_counted_per_user is None),
+            "privacy",
+            "given exactly one of declared_event_count (N is public) and max_counted_per_user (N is measured): "
+            "the refinement needs N, and the exact N is private",
+            "both or neither",
+        )
+        if self.declared_event_count is not None:
+            _must(self.declared_event_count >= 1, "privacy.declared_event_count", "at least 1", self.declared_event_count)
+            _must(self.shares.event_count == 0, "privacy.shares.event_count", "0 where N is declared", self.shares.event_count)
+        else:
+            cap = self.max_counted_per_user
+            assert cap is not None
+            _must(cap >= self.max_events_per_user, "privacy.max_counted_per_user", "at least max_events_per_user", cap)
+            _must(
+                self.shares.event_count > 0, "privacy.shares.event_count", "above 0 where N is measured", self.shares.event_count
+            )
+        _must(
+            self.histogram_scale <= MAX_SCALE,
+            "max_events_per_user / (epsilon * shares.histogram)",
+            f"at most {MAX_SCALE}",
+            f"{float(self.histogram_scale):.0f}",
+        )
+
+    def _scale(self, sensitivity: int, share: Decimal) -> Fraction:
+        return Fraction(sensitivity) / (Fraction(self.epsilon) * Fraction(share))
+
+    @property
+    def histogram_scale(self) -> Fraction:
+        """Scale of the discrete Laplace noise of one cell: k / (epsilon * share)."""
+        return self._scale(self.max_events_per_user, self.shares.histogram)
+
+    @property
+    def sample_size_scale(self) -> Fraction:
+        """Scale of the noise of n."""
+        return self._scale(self.max_events_per_user, self.shares.sample_size)
+
+    @property
+    def event_count_scale(self) -> Fraction | None:
+        """Scale of the noise of N; None where N is declared."""
+        if self.max_counted_per_user is None:
+            return None
+        return self._scale(self.max_counted_per_user, self.shares.event_count)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the ledger lets one user lose over many releases."""
+
+    cap: Decimal
+    """Largest sum of epsilon over all releases of the dataset in one window."""
+    window: str = "quarter"
+    """month, quarter, year or ever. A period belongs to the window of its first day."""
+    delta_cap: Decimal = Decimal(0)
+    """Largest sum of delta in one window."""
+
+    def __post_init__(self) -> None:
+        _must(self.cap.is_finite() and self.cap > 0, "budget.cap", "above 0 and finite", self.cap)
+        _must(self.window in WINDOWS, "budget.window", f"one of {', '.join(WINDOWS)}", repr(self.window))
+        _must(0 <= self.delta_cap < 1, "budget.delta_cap", "between 0 and 1", self.delta_cap)
+
+    def window_of(self, day: date) -> tuple[str, str]:
+        """Name of the window that `day` belongs to, and the first day of the next one."""
+        if self.window == "month":
+            return f"{day:%Y-%m}", date(day.year + day.month // 12, day.month % 12 + 1, 1).isoformat()
+        if self.window == "quarter":
+            quarter = (day.month - 1) // 3 + 1
+            return f"{day.year}-Q{quarter}", date(day.year + quarter // 4, quarter % 4 * 3 + 1, 1).isoformat()
+        if self.window == "year":
+            return str(day.year), date(day.year + 1, 1, 1).isoformat()
+        return "ever", "a new dataset"
+
+
+@dataclass(frozen=True)
+class Release:
+    """Which method measures and rebuilds."""
+
+    method: str = "vdr"
+    """vdr: a 3-D tensor of counts."""
+
+    def __post_init__(self) -> None:
+        _must(self.method in METHODS, "release.method", f"one of {', '.join(METHODS)}", repr(self.method))
+
+
+@dataclass(frozen=True)
+class Denoise:
+    """How the noisy tensor is made better, from noisy tensors alone."""
+
+    method: str = "shrink"
+    """none or shrink."""
+
+    def __post_init__(self) -> None:
+        _must(self.method in DENOISERS, "denoise.method", f"one of {', '.join(DENOISERS)}", repr(self.method))
+
+
+@dataclass(frozen=True)
+class Refine:
+    """What happens to the denoised tensor before it is published."""
+
+    uniformity: Decimal | None = None
+    """C of the refinement factor; absent: chosen from the noisy n and the noise scale."""
+    non_negative: bool = True
+    """Whether values below 0 are published as 0."""
+    round: bool = False
+    """Whether values are published as whole numbers."""
+
+    def __post_init__(self) -> None:
+        _must(self.uniformity is None or 0 < self.uniformity <= 1, "refine.uniformity", "above 0, at most 1", self.uniformity)
+
+
+@dataclass(frozen=True)
+class Gates:
+    """What must hold before a release is published; all of it is judged on noisy data."""
+
+    total_tolerance: Decimal = Decimal("0.1")
+    """Largest relative difference of the refined and the noisy total, beyond what the noise explains."""
+    drift_tolerance: Decimal = Decimal("0.5")
+    """Largest relative difference of the total from the last release's, beyond what the noise explains."""
+
+    def __post_init__(self) -> None:
+        for name in ("total_tolerance", "drift_tolerance"):
+            _must(getattr(self, name) > 0, f"gates.{name}", "above 0", getattr(self, name))
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Everything that one dataset's releases promise."""
+
+    dataset: Dataset
+    grid: GridSettings
+    privacy: Privacy
+    budget: Budget
+    period: PeriodSettings = field(default_factory=PeriodSettings)
+    release: Release = field(default_factory=Release)
+    denoise: Denoise = field(default_factory=Denoise)
+    refine: Refine = field(default_factory=Refine)
+    gates: Gates = field(default_factory=Gates)
+
+    def __post_init__(self) -> None:
+        _must(
+            self.privacy.epsilon <= self.budget.cap,
+            "privacy.epsilon",
+            f"at most budget.cap ({self.budget.cap}), or nothing can ever be released",
+            self.privacy.epsilon,
+        )
+
+    def period_of(self, text: str) -> Period:
+        """The period that begins on the day `text` (YYYY-MM-DD)."""
+        try:
+            first = date.fromisoformat(text)
+            last = first + timedelta(days=self.period.days + 366)
+        except (ValueError, OverflowError):
+            raise PolicyError(f"a period is named by its first day, as 2026-11-14, but {text!r} was given.") from None
+        if not 1970 <= first.year <= last.year <= 2261:
+            raise PolicyError(f"a period must lie between 1970 and 2260, but {text!r} was given.")
+        return Period(first, self.period.days, self.period.slices, self.dataset.timezone)
+
+    @property
+    def hash(self) -> str:
+        """Hash of the whole policy: two releases with the same hash were made by the same rules."""
+        return _hash(as_dict(self))
+
+    @property
+    def measurement_hash(self) -> str:
+        """Hash of what the private side reads. A change right of the noise is not a new measurement and costs nothing."""
+        whole = as_dict(self)
+        return _hash({name: whole[name] for name in ("dataset", "grid", "privacy", "period", "release")})
+
+
+def as_dict(value: object) -> typing.Any:
+    """The policy as plain JSON values; decimals as strings, so that nothing is rounded."""
+    if dataclasses.is_dataclass(value):
+        return {f.name: as_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return str(value.normalize() if value else 0) if isinstance(value, Decimal) else value
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def load_policy(path: str | Path) -> Policy:
+    """Read and check a policy file."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PolicyError(f"the policy file {path} cannot be read: {error}.") from None
+    try:
+        return parse_policy(text)
+    except PolicyError as error:
+        raise PolicyError(f"{path}: {error}") from None
+
+
+def parse_policy(text: str) -> Policy:
+    """The policy that `text` (TOML) declares."""
+    try:
+        values = tomllib.loads(text, parse_float=Decimal)
+    except tomllib.TOMLDecodeError as error:
+        raise PolicyError(f"this is not valid TOML: {error}.") from None
+    return typing.cast(Policy, _build(Policy, values, ""))
+
+
+def _build(kind: type, values: dict[str, object], prefix: str) -> object:
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    types_of = typing.get_type_hints(kind)
+    for key in values:
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, n=1, cutoff=0.5)
+            hint = f", did you mean '{near[0]}'?" if near else f"; known keys: {', '.join(fields)}."
+            raise PolicyError(f"unknown key '{prefix}{key}'{hint}")
+    for f in fields.values():
+        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if required and f.name not in values:
+            raise PolicyError(f"the key '{prefix}{f.name}' is missing.")
+    return kind(**{key: _convert(types_of[key], value, f"{prefix}{key}") for key, value in values.items()})
+
+
+def _convert(kind: typing.Any, value: object, key: str) -> object:
+    if isinstance(kind, types.UnionType):
+        kind = next(t for t in typing.get_args(kind) if t is not type(None))
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise PolicyError(f"'{key}' must be a table ([{key}]), but it is {value!r}.")
+        return _build(typing.cast(type, kind), value, f"{key}.")
+    if kind is Decimal and isinstance(value, (int, Decimal)) and not isinstance(value, bool):
+        number = Decimal(value)
+        if number.is_nan():
+            raise PolicyError(f"'{key}' must be a number, but it is nan.")
+        return number
+    if type(value) is not kind:
+        name = {int: "a whole number", Decimal: "a number", str: "a string", bool: "true or false"}[kind]
+        raise PolicyError(f"'{key}' must be {name}, but it is {value!r}.")
+    return value

@@ -1,0 +1,51 @@
+"""The columns of every table that may be read right of the noise, and of the ledger.
+
+The private tables are described in `heathaze.collect.private`: nothing here can name them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCHEMA_VERSION = 1
+"""Raised whenever a column changes its name, type or meaning."""
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """One Delta table."""
+
+    name: str
+    columns: str
+    """Columns in order, as Spark DDL."""
+    partition: str = ""
+    """Column by which the table is partitioned; empty: none."""
+    indexed: bool = True
+    """Whether Delta keeps the smallest and largest values of its columns in its log."""
+
+    @property
+    def column_names(self) -> list[str]:
+        return [column.split()[0] for column in self.columns.split(", ")]
+
+
+LEDGER = TableSchema(
+    "ledger",
+    "sequence bigint, entry string, idempotency_key string, dataset string, period string, time_window string, unit string, "
+    "window_kind string, epsilon string, delta string, cap string, delta_cap string, measurement string, input_version string, "
+    "charged_at string",
+)
+"""One row per charge; decimals as strings, so that no engine rounds them. The row of sequence 0 is the table's beginning."""
+
+NOISY = TableSchema(
+    "noisy",
+    "entry string, dataset string, period string, measurement string, slice int, starts_at timestamp, rows int, cols int, "
+    "scale string, noisy_sample_size bigint, noisy_event_count bigint, values binary",
+    partition="entry",
+    indexed=False,
+)
+"""One row per time slice: rows x cols little-endian int32 counts with noise, row 0 in the south.
+
+`scale` is the rational scale of the noise of a cell. `noisy_event_count` is the declared N where N is declared.
+"""
+
+PUBLIC = {table.name: table for table in (LEDGER, NOISY)}

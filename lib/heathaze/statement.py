@@ -1,0 +1,50 @@
+"""What a policy promises, in plain words."""
+
+from __future__ import annotations
+
+from decimal import ROUND_FLOOR, Decimal
+
+from heathaze.policy import Policy
+
+
+def promise(policy: Policy) -> list[str]:
+    """One sentence per promise, for the person who signs for the policy."""
+    privacy, budget, grid = policy.privacy, policy.budget, policy.grid.build()
+    length = "day" if policy.period.days == 1 else f"{policy.period.days} days"
+    nights = int((budget.cap / privacy.epsilon).to_integral_value(ROUND_FLOOR))
+    per = "ever" if budget.window == "ever" else f"per {budget.window}"
+    scale = float(privacy.histogram_scale)
+    sentences = [
+        f"Dataset {policy.dataset.name}: each release speaks of {length} from midnight {policy.dataset.timezone}, "
+        f"in {policy.period.slices} slices of {policy.period.days * 24 / policy.period.slices:g} hours.",
+        f"The public grid has {grid.rows} x {grid.cols} cells of {grid.height_metres / grid.rows:.0f} x "
+        f"{grid.width_metres / grid.cols:.0f} m, from {grid.south:g}, {grid.west:g} to {grid.north:g}, {grid.east:g}; "
+        "points outside are dropped.",
+        f"One release is epsilon {privacy.epsilon} differentially private (delta {privacy.delta}) for adding or removing ALL "
+        f"records of one user id within that {length}.",
+        f"At most {privacy.max_events_per_user} events of a user are used, chosen by keyed hash; every cell gets exact discrete "
+        f"Laplace noise of scale {scale:.4g} (standard deviation {(2 * scale**2) ** 0.5:.3g}).",
+        f"Of epsilon, {_share(policy, privacy.shares.histogram)} goes to the cells and "
+        f"{_share(policy, privacy.shares.sample_size)} to the number of events used.",
+    ]
+    if privacy.declared_event_count is not None:
+        sentences.append(
+            f"The number of events before bounding is declared: {privacy.declared_event_count:,}, a public constant."
+        )
+    else:
+        sentences.append(
+            f"The number of events before bounding is measured with {_share(policy, privacy.shares.event_count)}, counting at "
+            f"most {privacy.max_counted_per_user:,} events of a user."
+        )
+    sentences.append(
+        f"All releases together may spend epsilon {budget.cap} {per}, enough for {nights} releases; the ledger refuses the next. "
+        "A person present in every release loses that sum, not the epsilon of one release."
+    )
+    sentences.append(
+        "Not covered: one person with several user ids, what a release says about groups, and who may read the raw events."
+    )
+    return sentences
+
+
+def _share(policy: Policy, share: Decimal) -> str:
+    return f"{(policy.privacy.epsilon * share).normalize():f}"

@@ -1,0 +1,285 @@
+"""The only file that knows Delta.
+
+`Tables("some/folder")` keeps every table in a folder, or under any URI that Spark and delta-rs know;
+`Tables("catalog.schema")` keeps them in a catalog. Jobs are the same for both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import deltalake
+import pyarrow as pa
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from pyspark.errors import PySparkException
+
+from heathaze.errors import InputError
+from heathaze.schemas import LEDGER, PUBLIC, SCHEMA_VERSION, TableSchema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_DESCRIPTION = "heathaze, schema version "
+"""A table's description carries its schema version: Spark and delta-rs both write and read it."""
+
+
+class Tables:
+    """The tables that any stage may read, and where they are kept."""
+
+    schemas: Mapping[str, TableSchema] = PUBLIC
+
+    def __init__(self, root: str):
+        self.root = root.rstrip("/") or "/"
+        self.in_catalog = is_catalog_name(root, parts=2)
+        if not self.in_catalog and Path(self.root).is_file():
+            raise InputError(f"--tables must name a folder or catalog.schema, but {root} is a file.")
+
+    def address(self, name: str) -> str:
+        """Path or full name of a table."""
+        schema = self.schemas[name]
+        return f"{self.root}.{schema.name}" if self.in_catalog else f"{self.root}/{schema.name}"
+
+    def exists(self, name: str, spark: SparkSession | None = None) -> bool:
+        address = self.address(name)
+        if self.in_catalog:
+            assert spark is not None
+            return spark.catalog.tableExists(address)
+        return deltalake.DeltaTable.is_deltatable(address)
+
+    def create(self, name: str, spark: SparkSession | None = None) -> None:
+        """Make the table if it is not there; refuse one of another schema version."""
+        if self.exists(name, spark):
+            self._check_version(name, spark)
+            return
+        schema, address = self.schemas[name], self.address(name)
+        properties = {} if schema.indexed else {"delta.dataSkippingNumIndexedCols": "0"}
+        description = f"{_DESCRIPTION}{SCHEMA_VERSION}"
+        if not self.in_catalog:
+            deltalake.DeltaTable.create(
+                address,
+                _arrow_schema(schema),
+                mode="ignore",
+                partition_by=schema.partition or None,
+                description=description,
+                configuration=properties,
+            )
+            return
+        assert spark is not None
+        spark.sql(f"CREATE SCHEMA IF NOT EXISTS {address.rpartition('.')[0]}")
+        listed = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
+        spark.sql(
+            f"CREATE TABLE IF NOT EXISTS {address} ({schema.columns}) USING delta COMMENT '{description}'"
+            + (f" PARTITIONED BY ({schema.partition})" if schema.partition else "")
+            + (f" TBLPROPERTIES ({listed})" if listed else "")
+        )
+
+    def read(self, name: str, spark: SparkSession) -> DataFrame:
+        """The whole table as a DataFrame."""
+        if not self.exists(name, spark):
+            raise InputError(f"there is no table '{name}' in {self.root} yet: run the stage that writes it first.")
+        self._check_version(name, spark)
+        return spark.table(self.address(name)) if self.in_catalog else spark.read.format("delta").load(self.address(name))
+
+    def append_once(self, name: str, frame: DataFrame, token: str) -> None:
+        """Append `frame` unless an append with this token was committed before: one commit, exactly once.
+
+        Of two processes that append with the same token at once, one commits and the other finds it done.
+        """
+        schema = self.schemas[name]
+        self.create(name, frame.sparkSession)
+        writer = frame.select(*schema.column_names).write.format("delta").mode("append")
+        if schema.partition:
+            writer = writer.partitionBy(schema.partition)
+        writer = writer.option("txnAppId", token).option("txnVersion", 1).option("userMetadata", token)
+        try:
+            writer.saveAsTable(self.address(name)) if self.in_catalog else writer.save(self.address(name))
+        except PySparkException as error:
+            if "ConcurrentTransactionException" not in str(error) and "DELTA_CONCURRENT_TRANSACTION" not in str(error):
+                raise
+
+    def append_rows_once(self, name: str, rows: list[dict[str, Any]], token: str, spark: SparkSession) -> None:
+        """The same for a handful of rows; in a folder without a Spark job."""
+        if self.in_catalog:
+            self.append_once(name, spark.createDataFrame(rows, self.schemas[name].columns), token)
+            return
+        self.create(name)
+        table = deltalake.DeltaTable(self.address(name))
+        if table.transaction_version(token) is None:
+            once = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(token, 1)])
+            arrow = pa.Table.from_pylist(rows, schema=_arrow_schema(self.schemas[name]))
+            try:
+                deltalake.write_deltalake(table, arrow, mode="append", commit_properties=once)
+            except CommitFailedError:
+                if deltalake.DeltaTable(self.address(name)).transaction_version(token) is None:
+                    raise
+
+    def is_committed(self, name: str, token: str, spark: SparkSession) -> bool:
+        """Whether an append with this token was committed."""
+        if not self.exists(name, spark):
+            return False
+        self._check_version(name, spark)
+        if not self.in_catalog:
+            return deltalake.DeltaTable(self.address(name)).transaction_version(token) is not None
+        history = spark.sql(f"DESCRIBE HISTORY {self.address(name)}")
+        return not history.where(history["userMetadata"] == token).isEmpty()
+
+    def load(self, name: str, filters: list[tuple[str, str, object]] | None = None) -> pa.Table:
+        """Rows of a table in a folder, without a JVM; an empty table where there is none yet."""
+        try:
+            table = deltalake.DeltaTable(self.address(name))
+        except TableNotFoundError:
+            return _arrow_schema(self.schemas[name]).empty_table()
+        self._check_version(name)
+        return table.to_pyarrow_table(filters=filters)
+
+    def ledger_log(self, spark: SparkSession | None = None) -> ConditionalLog:
+        """The ledger's table, to which a row is added only if none was added since it was read."""
+        if not self.in_catalog:
+            return _FolderLog(self.address("ledger"))
+        assert spark is not None, "a ledger in a catalog is written through Spark"
+        self.create("ledger", spark)
+        return _CatalogLog(self.address("ledger"), spark)
+
+    def _check_version(self, name: str, spark: SparkSession | None = None) -> None:
+        address = self.address(name)
+        if self.in_catalog:
+            assert spark is not None
+            row = spark.sql(f"DESCRIBE DETAIL {address}").first()
+            description = row["description"] if row is not None else None
+        else:
+            description = deltalake.DeltaTable(address).metadata().description
+        check_schema_version(name, description)
+
+
+_ARROW_TYPES = {
+    "string": pa.string(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
+    "timestamp": pa.timestamp("us", "UTC"),
+}
+
+
+def _arrow_schema(schema: TableSchema) -> pa.Schema:
+    return pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in (column.split() for column in schema.columns.split(", "))])
+
+
+def check_schema_version(name: str, description: str | None) -> None:
+    """Refuse a table that another version of heathaze wrote."""
+    found = (description or "").removeprefix(_DESCRIPTION)
+    if found != str(SCHEMA_VERSION):
+        raise InputError(
+            f"the table '{name}' must have schema version {SCHEMA_VERSION}, but it has {found or 'none'}. "
+            "Point --tables at a new place, or use the version of heathaze that wrote it."
+        )
+
+
+def is_catalog_name(text: str, parts: int) -> bool:
+    """Whether `text` reads as catalog.schema (2 parts) or catalog.schema.table (3), and is no path."""
+    return bool(re.fullmatch(rf"\w+(\.\w+){{{parts - 1}}}", text)) and not Path(text).exists()
+
+
+class ConditionalLog(Protocol):
+    """A small table to which rows are added one at a time, each conditional on everything before it."""
+
+    def read(self) -> list[dict[str, Any]]:
+        """All rows, in the order of their sequence, and remember where the table stood."""
+
+    def add(self, row: dict[str, Any]) -> bool:
+        """Add a row if the table still stands where `read` saw it; otherwise change nothing and return False."""
+
+
+class _FolderLog:
+    """The log as a Delta table written by delta-rs from the snapshot that was read.
+
+    Appends never conflict, so a row is added by rewriting the (small) table: that removes the file the snapshot holds, and
+    of two writers that remove the same file Delta lets one commit. The table always holds a file to remove, because
+    its first commit writes the row of sequence 0.
+    """
+
+    def __init__(self, address: str):
+        self._address = address
+        self._table: deltalake.DeltaTable | None = None
+        self._rows: list[dict[str, Any]] = []
+
+    def read(self) -> list[dict[str, Any]]:
+        if not deltalake.DeltaTable.is_deltatable(self._address):
+            return []
+        self._table = deltalake.DeltaTable(self._address)
+        check_schema_version("ledger", self._table.metadata().description)
+        rows = self._table.to_pyarrow_table().to_pylist()
+        self._rows = sorted(rows, key=lambda row: row["sequence"])
+        return self._rows[1:]
+
+    def add(self, row: dict[str, Any]) -> bool:
+        if self._table is None:
+            self._begin()
+            return False
+        sequence = self._rows[-1]["sequence"]
+        rows = [*self._rows, {**row, "sequence": int(sequence) + 1}]
+        try:
+            deltalake.write_deltalake(self._table, pa.Table.from_pylist(rows, schema=_arrow_schema(LEDGER)), mode="overwrite")
+        except CommitFailedError:
+            return False
+        return True
+
+    def _begin(self) -> None:
+        first = dict.fromkeys(LEDGER.column_names, "")
+        try:
+            deltalake.write_deltalake(
+                self._address,
+                pa.Table.from_pylist([{**first, "sequence": 0}], schema=_arrow_schema(LEDGER)),
+                mode="error",
+                description=f"{_DESCRIPTION}{SCHEMA_VERSION}",
+            )
+        except (DeltaError, OSError) as error:
+            if not deltalake.DeltaTable.is_deltatable(self._address):  # else another process began it
+                raise InputError(f"the ledger {self._address} cannot be written: {error}.") from None
+
+
+class _CatalogLog:
+    """The log as a catalog table written by one Spark statement whose own snapshot holds the condition.
+
+    MERGE inserts sequence m + 1 only where its snapshot has no such row yet; of two concurrent MERGEs that both saw none,
+    Serializable isolation lets one commit.
+    """
+
+    def __init__(self, address: str, spark: SparkSession):
+        self._address, self._spark = address, spark
+        self._next = 1
+        if self._isolation() != "Serializable":
+            spark.sql(f"ALTER TABLE {address} SET TBLPROPERTIES ('delta.isolationLevel' = 'Serializable')")
+
+    def _isolation(self) -> str | None:
+        row = self._spark.sql(f"SHOW TBLPROPERTIES {self._address} ('delta.isolationLevel')").first()
+        return row["value"] if row is not None else None
+
+    def read(self) -> list[dict[str, Any]]:
+        rows = self._spark.table(self._address).orderBy("sequence").toJSON().collect()
+        entries = [json.loads(row) for row in rows]
+        self._next = entries[-1]["sequence"] + 1 if entries else 1
+        return entries
+
+    def add(self, row: dict[str, Any]) -> bool:
+        source = self._spark.createDataFrame([{**row, "sequence": self._next}], LEDGER.columns)
+        view = f"heathaze_charge_{row['entry']}"
+        source.createOrReplaceTempView(view)
+        columns = ", ".join(LEDGER.column_names)
+        try:
+            done = self._spark.sql(
+                f"MERGE INTO {self._address} AS t USING {view} AS s ON t.sequence = s.sequence "
+                f"WHEN NOT MATCHED THEN INSERT ({columns}) VALUES ({', '.join('s.' + c for c in LEDGER.column_names)})"
+            ).first()
+        except PySparkException as error:
+            if "Concurrent" in type(error).__name__ or "DELTA_CONCURRENT" in str(error):
+                return False
+            raise
+        finally:
+            self._spark.catalog.dropTempView(view)
+        return done is not None and done["num_inserted_rows"] == 1
