@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+
 from heathaze.errors import InputError
 from heathaze.evaluate import synthetic
 from heathaze.evaluate.synthetic import BLOCK_USERS, SCHEMA, SHAPES, City, batches, synthesize
