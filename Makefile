@@ -32,7 +32,7 @@ format: setup  ## rewrite the code in the house format
 	@$(BIN)/ruff format lib jobs tests setup.py
 
 bench: setup  ## benchmarks, each beside its reference (BENCH="sampler" picks one)
-	@$(BIN)/python -m heathaze.evaluate.benchmarks $(BENCH)
+	@$(BIN)/python -m tests.bench $(BENCH)
 
 lock: $(VENV)/bin/uv  ## pin requirements.in anew into requirements.lock
 	@$(BIN)/uv pip compile -q --upgrade requirements.in -o requirements.lock --no-header --no-annotate

@@ -1,0 +1,1 @@
+"""Benchmarks: each prints both sides of its comparison, measured in one run."""

@@ -1,0 +1,152 @@
+"""The private side: the sampler against numpy's, the bound against the plain window, cost against rows."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import date
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pyspark.sql import DataFrame, SparkSession
+
+from heathaze.collect import bound as bounding
+from heathaze.collect import entropy
+from heathaze.collect import events as incoming
+from heathaze.collect.count import count
+from heathaze.collect.private import PrivateTables
+from heathaze.evaluate.synthetic import City, synthesize
+from heathaze.policy import load_policy
+from heathaze.session import start_spark
+
+POLICY = load_policy(Path(__file__).parents[2] / "conf" / "nightly.toml")
+DAY = date(2026, 11, 14)
+USERS = 500_000
+WORK = Path(tempfile.gettempdir()) / "heathaze-bench"
+
+
+def sampler() -> list[dict[str, Any]]:
+    """Exact noise on 576 x 576 x 96 cells, against numpy's float Laplace on the same number of cells, one core."""
+    cells = 576 * 576 * 96
+    rows = []
+    for scale in (Fraction(1000, 47), Fraction(5), Fraction(250), Fraction(1000)):
+        key, exact = entropy.NoiseKey.draw(), entropy.sampler(scale)
+        ours = _best(lambda exact=exact, key=key: exact.sample(key, entropy.CELLS, 0, cells))
+        numpys = _best(lambda scale=scale: np.random.default_rng().laplace(0, float(scale), cells))
+        rows.append({"scale": f"{float(scale):g}", "exact_s": ours, "numpy_s": numpys, "ratio": round(ours / numpys, 2)})
+    return rows
+
+
+def bound() -> list[dict[str, Any]]:
+    """bound + count on 20 M and 50 M power-law rows, against the plain row_number window in the same session."""
+    spark = start_spark("UTC", **{"spark.driver.memory": "6g"})
+    rows = []
+    for millions in (20,):
+        events = _city(spark, millions)
+        times: dict[str, list[float]] = {"window": [], "heathaze": []}
+        histograms = {}
+        for _ in range(2):  # alternating, so that a slow minute of the machine hits both
+            for name, sample_of in (("window", _plain), ("heathaze", _filtered)):
+                began = time.monotonic()
+                histograms[name] = _bound_and_count(events, sample_of, f"{name}-{millions}")
+                times[name].append(time.monotonic() - began)
+        different = histograms["window"].exceptAll(histograms["heathaze"]).count()
+        different += histograms["heathaze"].exceptAll(histograms["window"]).count()
+        best = {name: round(min(values), 1) for name, values in times.items()}
+        ratio = round(best["heathaze"] / best["window"], 2)
+        rows.append({"rows": f"{millions} M", **{f"{n}_s": t for n, t in best.items()}, "ratio": ratio, "different_cells": different})
+    spark.stop()
+    return rows
+
+
+def growth() -> list[dict[str, Any]]:
+    """bound + count on 10, 20 and 40 M rows: seconds per million rows and peak memory of the JVM."""
+    spark = start_spark("UTC", **{"spark.driver.memory": "6g"})
+    rows = []
+    _bound_and_count(_city(spark, 10), _filtered, "warm-up")
+    for millions in (10, 20, 40):
+        events = _city(spark, millions)
+        began = time.monotonic()
+        _bound_and_count(events, _filtered, f"growth-{millions}")
+        seconds = time.monotonic() - began
+        rows.append(
+            {
+                "rows": f"{millions} M",
+                "seconds": round(seconds, 1),
+                "seconds_per_million": round(seconds / millions, 2),
+                "python_peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+                "jvm_live_mb": _live_memory(spark),
+            }
+        )
+    spark.stop()
+    return rows
+
+
+def _city(spark: SparkSession, millions: int) -> DataFrame:
+    """Usable events of a city with 500,000 users, written once."""
+    folder = WORK / f"city-{millions}"
+    if not (folder / "_DONE").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        synthesize(City(users=USERS, events_per_user=millions * 1e6 / USERS, first_day=DAY), folder)
+        (folder / "_DONE").touch()
+    period = POLICY.period_of(DAY.isoformat())
+    source = incoming.find_source(spark, str(folder), POLICY, period)
+    return incoming.usable(incoming.read_source(spark, source, POLICY, period), POLICY.grid.build(), period)
+
+
+def _plain(events: DataFrame, tables: PrivateTables, settings: bounding.BoundSettings) -> DataFrame:
+    return _written(tables, bounding.bound(events, settings), "plain")
+
+
+def _filtered(events: DataFrame, tables: PrivateTables, settings: bounding.BoundSettings) -> DataFrame:
+    heavy = bounding.thresholds(bounding.counted_part(events), settings).cache()
+    sample = _written(tables, bounding.bound(bounding.drop_hopeless(events, heavy, settings), settings), "filtered")
+    assert not bounding.is_anyone_starved(sample, heavy, settings)
+    heavy.unpersist()
+    return sample
+
+
+def _written(tables: PrivateTables, sample: DataFrame, name: str) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    tables.append_once("sample", sample.withColumn("entry", F.lit(name)), token=name)
+    return tables.read("sample", sample.sparkSession)
+
+
+def _bound_and_count(
+    events: DataFrame, sample_of: Callable[[DataFrame, PrivateTables, bounding.BoundSettings], DataFrame], name: str
+) -> DataFrame:
+    """Bound, materialise, check and count, as the pipeline does; returns the histogram as it was written."""
+    from pyspark.sql import functions as F
+
+    shutil.rmtree(WORK / name, ignore_errors=True)
+    tables = PrivateTables(str(WORK / name))
+    settings = bounding.BoundSettings(POLICY.privacy.max_events_per_user, salt=12345)
+    sample = sample_of(events, tables, settings)
+    bounding.check_bound(sample, settings.max_events_per_user)
+    histogram = count(sample, POLICY.grid.build(), POLICY.period_of(DAY.isoformat()))
+    tables.append_once("histogram", histogram.withColumn("entry", F.lit("bench")), token="bench")
+    return tables.read("histogram", events.sparkSession).select("slice", "cell", "count")
+
+
+def _best(work: Callable[[], object], times: int = 3) -> float:
+    seconds = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
+    return round(min(seconds), 3)
+
+
+def _live_memory(spark: SparkSession) -> int:
+    """Memory of the JVM that is in use after a collection."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    jvm.java.lang.System.gc()
+    runtime = jvm.java.lang.Runtime.getRuntime()
+    return int((runtime.totalMemory() - runtime.freeMemory()) >> 20)
