@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> None:
     parsed = build_parser().parse_args(arguments)
-    parsed.work(parsed)
+    parsed.do(parsed)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,6 +33,7 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     from heathaze.collect.night import add_arguments
+    from heathaze.night import add_public_arguments
 
     parser = _Parser(prog="heathaze", description="Density maps with a user-level differential privacy guarantee.")
     parser.add_argument("--version", action="version", version=f"heathaze {__version__}")
@@ -44,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     check = policy.add_parser("check", help="check a policy file and say what it promises")
     check.add_argument("file", help="policy file (TOML)")
     _add_json(check)
-    check.set_defaults(work=_policy_check)
+    check.set_defaults(do=_policy_check)
 
     synthesize = commands.add_parser("synthesize", help="write a synthetic city as Parquet or Delta")
     synthesize.add_argument("--out", required=True, help="folder to write")
@@ -56,21 +57,26 @@ def build_parser() -> argparse.ArgumentParser:
     synthesize.add_argument("--seed", type=int, default=0)
     synthesize.add_argument("--format", default="parquet", choices=["parquet", "delta"])
     _add_json(synthesize)
-    synthesize.set_defaults(work=_synthesize)
+    synthesize.set_defaults(do=_synthesize)
 
     collect = commands.add_parser("collect", help="bound, count and noise one night: the private side")
     add_arguments(collect, events=True)
     _add_json(collect)
-    collect.set_defaults(work=_collect)
+    collect.set_defaults(do=_collect)
+
+    denoise = commands.add_parser("denoise", help="make a noisy night better, from noisy nights alone")
+    add_public_arguments(denoise)
+    _add_json(denoise)
+    denoise.set_defaults(do=_denoise)
 
     budget = commands.add_parser("budget", help="what has been spent, and what is left")
     budget.add_argument("--tables", required=True, metavar="PLACE", help="folder, URI or catalog.schema of heathaze's tables")
     _add_json(budget)
-    budget.set_defaults(work=_budget)
+    budget.set_defaults(do=_budget)
 
     demo = commands.add_parser("demo", help="one more night of a synthetic city, end to end")
     demo.add_argument("--tables", default="demo", help="folder for the demo's events and tables")
-    demo.set_defaults(work=_demo)
+    demo.set_defaults(do=_demo)
     return parser
 
 
@@ -136,6 +142,17 @@ def _collect(arguments: argparse.Namespace) -> None:
         f"{entry.dataset}/{entry.period}: {charge}; {bucket.left} of {bucket.cap} left for {bucket.time_window}.\n"
         f"noisy tensor: {report['noisy']}, entry {entry.entry}"
     )
+    console.show(report, arguments.json, text)
+
+
+def _denoise(arguments: argparse.Namespace) -> None:
+    from heathaze.learn.pipeline import run_denoise
+    from heathaze.night import open_denoising
+
+    say = console.Progress()
+    report = run_denoise(open_denoising(arguments, say))
+    say.finish()
+    text = f"{arguments.period}: " + ", ".join(f"{key} {value}" for key, value in report.items())
     console.show(report, arguments.json, text)
 
 

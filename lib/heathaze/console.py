@@ -18,11 +18,20 @@ class Progress:
 
     def __init__(self) -> None:
         self._since: float | None = None
+        self._noted = float("-inf")
 
     def __call__(self, step: str) -> None:
         self.finish()
         print(f"  {step} ...", end="", file=sys.stderr, flush=True)
         self._since = time.monotonic()
+
+    def note(self, text: str) -> None:
+        """Progress within a step: the same line again on a terminal, one plain line a minute elsewhere."""
+        if sys.stderr.isatty():
+            print(f"\r\033[K    {text}", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - self._noted >= 60:
+            print(f"\n    {text}", end="", file=sys.stderr, flush=True)
+            self._noted = time.monotonic()
 
     def finish(self) -> None:
         """End the line of the last step."""

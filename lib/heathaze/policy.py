@@ -32,7 +32,8 @@ MAX_SCALE = 20_000
 """Largest k / epsilon of the histogram: beyond it a cell says nothing and the sampler's table grows past memory."""
 
 METHODS = ("vdr",)
-DENOISERS = ("none", "shrink")
+DENOISERS = ("none", "shrink", "vqvae")
+LAUNCHERS = ("auto", "horovod", "torch", "horovod-spark", "torch-spark")
 WINDOWS = ("month", "quarter", "year", "ever")
 
 
@@ -272,14 +273,63 @@ class Release:
 
 
 @dataclass(frozen=True)
+class VQVAESettings:
+    """Sizes and training of the VQ-VAE. Sizes as in the paper, but for crops instead of whole slices."""
+
+    codes: int = 128
+    """Entries of the codebook."""
+    code_size: int = 64
+    """Dimension of a code."""
+    crop: int = 144
+    """Side of a training crop in cells."""
+    batch: int = 16
+    """Crops of one step, over all ranks."""
+    epochs: int = 60
+    """Passes over the noisy slices and their coarser versions, at most."""
+    patience: int = 15
+    """Epochs without a better score after which training stops."""
+    learning_rate: Decimal = Decimal("0.001")
+    """Of Adam, at its highest."""
+    commitment: Decimal = Decimal("0.25")
+    """Weight of the distance between the encoder's vectors and their codes."""
+
+    def __post_init__(self) -> None:
+        for name in ("codes", "code_size", "batch", "epochs", "patience"):
+            _must(1 <= getattr(self, name) <= 100_000, f"denoise.vqvae.{name}", "between 1 and 100000", getattr(self, name))
+        _must(16 <= self.crop <= 1024 and self.crop % 16 == 0, "denoise.vqvae.crop", "a multiple of 16, 16 to 1024", self.crop)
+        _must(0 < self.learning_rate < 1, "denoise.vqvae.learning_rate", "between 0 and 1", self.learning_rate)
+        _must(0 <= self.commitment <= 10, "denoise.vqvae.commitment", "between 0 and 10", self.commitment)
+
+
+@dataclass(frozen=True)
 class Denoise:
     """How the noisy tensor is made better, from noisy tensors alone."""
 
     method: str = "shrink"
-    """none or shrink."""
+    """none (as it is), shrink (classical, no training) or vqvae (a network, trained)."""
+    history: int = 28
+    """Earlier nights that are used, at most; 0: tonight alone."""
+    retrain_every: int = 7
+    """Nights that a trained model is used for before another one is trained."""
+    max_drift: Decimal = Decimal("1.5")
+    """A model whose estimated error on tonight's noisy tensor is this many times that of its training is trained anew."""
+    ranks: int = 1
+    """Training processes, one per GPU where there are GPUs."""
+    launcher: str = "auto"
+    """auto (Horovod where installed), horovod, torch, and horovod-spark or torch-spark inside a Spark job."""
+    seed: int = 0
+    """Seed of weights and batches. It protects nobody, so it is public."""
+    vqvae: VQVAESettings = field(default_factory=VQVAESettings)
+    """Settings of the method vqvae."""
 
     def __post_init__(self) -> None:
         _must(self.method in DENOISERS, "denoise.method", f"one of {', '.join(DENOISERS)}", repr(self.method))
+        _must(0 <= self.history <= 366, "denoise.history", "between 0 and 366", self.history)
+        _must(1 <= self.retrain_every <= 366, "denoise.retrain_every", "between 1 and 366", self.retrain_every)
+        _must(self.max_drift > 1, "denoise.max_drift", "above 1", self.max_drift)
+        _must(1 <= self.ranks <= 1024, "denoise.ranks", "between 1 and 1024", self.ranks)
+        _must(self.launcher in LAUNCHERS, "denoise.launcher", f"one of {', '.join(LAUNCHERS)}", repr(self.launcher))
+        _must(self.seed >= 0, "denoise.seed", "at least 0", self.seed)
 
 
 @dataclass(frozen=True)
@@ -348,6 +398,12 @@ class Policy:
     def hash(self) -> str:
         """Hash of the whole policy: two releases with the same hash were made by the same rules."""
         return _hash(as_dict(self))
+
+    @property
+    def denoise_hash(self) -> str:
+        """Hash of how the noisy tensor is denoised; where it runs does not count."""
+        settings = as_dict(self.denoise)
+        return _hash({name: value for name, value in settings.items() if name not in ("ranks", "launcher")})
 
     @property
     def measurement_hash(self) -> str:

@@ -48,4 +48,23 @@ NOISY = TableSchema(
 `scale` is the rational scale of the noise of a cell. `noisy_event_count` is the declared N where N is declared.
 """
 
-PUBLIC = {table.name: table for table in (LEDGER, NOISY)}
+MODELS = TableSchema(
+    "models",
+    "model string, dataset string, measurement string, method string, settings string, trained_until string, created_at string, "
+    "score double, lineage string, curve string, picture binary, weights binary",
+    indexed=False,
+)
+"""One row per trained model. `settings` is the hash of the denoise settings, `lineage` (JSON) what it was made from and by,
+`curve` (JSON) and `picture` (PNG) how it learnt, `score` its estimated error on noisy data, in units of the noise variance."""
+
+DENOISED = TableSchema(
+    "denoised",
+    "entry string, settings string, method string, model string, facts string, slice int, rows int, cols int, "
+    "values binary, deviation binary",
+    partition="entry",
+    indexed=False,
+)
+"""One row per time slice: rows x cols little-endian float32; `deviation` likewise, null where the denoiser does not know it.
+`facts` (JSON) is what the denoiser says about itself, such as its drift."""
+
+PUBLIC = {table.name: table for table in (LEDGER, NOISY, MODELS, DENOISED)}

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import deltalake
 import pyarrow as pa
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+import pyarrow.compute as pc
+from deltalake.exceptions import CommitFailedError, DeltaError
 from pyspark.errors import PySparkException
 
 from heathaze.errors import InputError
@@ -101,9 +102,10 @@ class Tables:
             if "ConcurrentTransactionException" not in str(error) and "DELTA_CONCURRENT_TRANSACTION" not in str(error):
                 raise
 
-    def append_rows_once(self, name: str, rows: list[dict[str, Any]], token: str, spark: SparkSession) -> None:
+    def append_rows_once(self, name: str, rows: list[dict[str, Any]], token: str, spark: SparkSession | None = None) -> None:
         """The same for a handful of rows; in a folder without a Spark job."""
         if self.in_catalog:
+            assert spark is not None
             self.append_once(name, spark.createDataFrame(rows, self.schemas[name].columns), token)
             return
         self.create(name)
@@ -117,24 +119,35 @@ class Tables:
                 if deltalake.DeltaTable(self.address(name)).transaction_version(token) is None:
                     raise
 
-    def is_committed(self, name: str, token: str, spark: SparkSession) -> bool:
+    def is_committed(self, name: str, token: str, spark: SparkSession | None = None) -> bool:
         """Whether an append with this token was committed."""
         if not self.exists(name, spark):
             return False
         self._check_version(name, spark)
         if not self.in_catalog:
             return deltalake.DeltaTable(self.address(name)).transaction_version(token) is not None
+        assert spark is not None
         history = spark.sql(f"DESCRIBE HISTORY {self.address(name)}")
         return not history.where(history["userMetadata"] == token).isEmpty()
 
-    def load(self, name: str, filters: list[tuple[str, str, object]] | None = None) -> pa.Table:
-        """Rows of a table in a folder, without a JVM; an empty table where there is none yet."""
-        try:
-            table = deltalake.DeltaTable(self.address(name))
-        except TableNotFoundError:
-            return _arrow_schema(self.schemas[name]).empty_table()
-        self._check_version(name)
-        return table.to_pyarrow_table(filters=filters)
+    def storage(self, name: str, spark: SparkSession | None = None) -> str:
+        """Where the files of a table are: what `load_rows` reads without a JVM."""
+        if not self.in_catalog:
+            return self.address(name)
+        assert spark is not None
+        detail = spark.sql(f"DESCRIBE DETAIL {self.address(name)}").first()
+        assert detail is not None
+        return str(detail["location"]).removeprefix("file:")
+
+    def load(
+        self, name: str, where: pc.Expression | None = None, columns: list[str] | None = None, spark: SparkSession | None = None
+    ) -> pa.Table:
+        """Rows of a table, without a Spark job; no rows where there is no table yet."""
+        if not self.exists(name, spark):
+            schema = _arrow_schema(self.schemas[name])
+            return schema.empty_table().select(columns or schema.names)
+        self._check_version(name, spark)
+        return load_rows(self.storage(name, spark), where, columns)
 
     def ledger_log(self, spark: SparkSession | None = None) -> ConditionalLog:
         """The ledger's table, to which a row is added only if none was added since it was read."""
@@ -178,6 +191,16 @@ def check_schema_version(name: str, description: str | None) -> None:
             f"the table '{name}' must have schema version {SCHEMA_VERSION}, but it has {found or 'none'}. "
             "Point --tables at a new place, or use the version of heathaze that wrote it."
         )
+
+
+def load_rows(storage: str, where: pc.Expression | None = None, columns: list[str] | None = None) -> pa.Table:
+    """Rows of the table whose files are at `storage`: each rank of a training job reads its own."""
+    return deltalake.DeltaTable(storage).to_pyarrow_dataset().to_table(filter=where, columns=columns)
+
+
+def append_arrow(storage: str, rows: pa.Table) -> None:
+    """Append rows to a Delta table that is not one of heathaze's own, such as synthetic events."""
+    deltalake.write_deltalake(storage, rows, mode="append")
 
 
 def is_catalog_name(text: str, parts: int) -> bool:

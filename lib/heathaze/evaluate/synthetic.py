@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import write_deltalake
 
 from heathaze.errors import InputError
 from heathaze.grid import METRES_PER_DEGREE, Grid
+from heathaze.tables import append_arrow
 
 SCHEMA = pa.schema(
     [("user_id", pa.string()), ("event_time", pa.timestamp("us", tz="UTC")), ("lat", pa.float64()), ("lon", pa.float64())]
@@ -235,7 +235,7 @@ def _write_parquet(table: pa.Table, folder: Path, number: int) -> None:
 
 
 def _write_delta(table: pa.Table, folder: Path, number: int) -> None:
-    write_deltalake(str(folder), table, mode="append")
+    append_arrow(str(folder), table)
 
 
 def _gathered(pieces: Iterable[tuple[int, pa.Table]], rows: int) -> Iterator[tuple[int, pa.Table]]:

@@ -1,0 +1,20 @@
+"""denoise: tonight's noisy tensor and every earlier one in, a better tensor out; trains a model where the method has one."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from heathaze import console
+from heathaze.learn.pipeline import run_denoise
+from heathaze.night import add_public_arguments, open_denoising
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parsed = add_public_arguments(argparse.ArgumentParser(description=__doc__)).parse_args(arguments)
+    say = console.Progress()
+    run_denoise(open_denoising(parsed, say))
+    say.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(main))

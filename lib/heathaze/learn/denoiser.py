@@ -1,0 +1,42 @@
+"""What a denoiser is: noisy tensors in, a better tensor out. Nothing here, or right of here, has seen a person's record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import exp
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Denoised:
+    """An estimate of the counts before noise."""
+
+    values: np.ndarray
+    """slices x rows x cols, float32; may be below 0."""
+    deviation: np.ndarray | None = None
+    """Standard deviation of each value where the denoiser knows it, else None."""
+
+
+Denoiser = Callable[[np.ndarray, Sequence[np.ndarray], Fraction], Denoised]
+"""denoise(tonight, earlier nights with the newest last, scale of the noise of one cell)."""
+
+
+def noise_variance(scale: Fraction) -> float:
+    """Variance of discrete Laplace noise: 2 a / (1 - a)^2 with a = exp(-1 / scale), about 2 scale^2 - 1/6."""
+    a = exp(-1 / float(scale))
+    return 2 * a / (1 - a) ** 2
+
+
+def noise_fourth_moment(scale: Fraction) -> float:
+    """E[X^4] of discrete Laplace noise: 2 a (1 + 10 a + a^2) / (1 - a)^4."""
+    a = exp(-1 / float(scale))
+    return 2 * a * (1 + 10 * a + a * a) / (1 - a) ** 4
+
+
+def none(tonight: np.ndarray, earlier: Sequence[np.ndarray], scale: Fraction) -> Denoised:
+    """The noisy counts as they are."""
+    deviation = np.full(tonight.shape, noise_variance(scale) ** 0.5, dtype=np.float32)
+    return Denoised(tonight.astype(np.float32), deviation)
