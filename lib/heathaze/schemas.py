@@ -67,4 +67,29 @@ DENOISED = TableSchema(
 """One row per time slice: rows x cols little-endian float32; `deviation` likewise, null where the denoiser does not know it.
 `facts` (JSON) is what the denoiser says about itself, such as its drift."""
 
-PUBLIC = {table.name: table for table in (LEDGER, NOISY, MODELS, DENOISED)}
+REFINED = TableSchema(
+    "refined",
+    "entry string, settings string, facts string, slice int, rows int, cols int, values binary",
+    partition="entry",
+    indexed=False,
+)
+"""One row per time slice: rows x cols little-endian float32, what is published. `settings` is the hash of the policy,
+`facts` (JSON) the factor and the totals before and after."""
+
+VERDICTS = TableSchema(
+    "verdicts", "entry string, gate string, policy string, passed boolean, judged_at string, results string, docs string"
+)
+"""One row per judgement of a gate. `results` (JSON): each expectation, whether it held, and what was seen, which is noisy data
+or shape only. `docs`: the Data Docs page."""
+
+RELEASES = TableSchema(
+    "releases",
+    "release string, entry string, dataset string, period string, published_at string, slice int, starts_at timestamp, rows int, "
+    "cols int, values binary, noisy binary, deviation binary, checksum string, manifest string, report string",
+    partition="release",
+    indexed=False,
+)
+"""One row per time slice, and all rows of a release in one commit: readers see all of it or none. `values` float32 is the answer,
+`noisy` int32 the measurement behind it. Slice 0 carries the manifest (JSON) and the report (HTML)."""
+
+PUBLIC = {table.name: table for table in (LEDGER, NOISY, MODELS, DENOISED, REFINED, VERDICTS, RELEASES)}

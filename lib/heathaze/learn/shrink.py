@@ -19,8 +19,8 @@ from heathaze.learn.denoiser import Denoised, noise_fourth_moment, noise_varianc
 BLOCKS = (31, 15, 7, 3)
 """Sides of the neighbourhoods, in cells, coarse to fine."""
 
-BINS = 400
-"""Groups of cells with like expectations, in which variances of the signal are pooled."""
+BINS, LEAST = 400, 500
+"""Variances of the signal are pooled in groups of cells with like expectations: at most so many, of at least so many cells."""
 
 
 def shrink(tonight: np.ndarray, earlier: Sequence[np.ndarray], scale: Fraction) -> Denoised:
@@ -83,7 +83,10 @@ def _draw_towards(observed: np.ndarray, prior: np.ndarray, noise: float, fourth:
     groups = _groups(level)
     pooled = np.maximum(_mean_by_group(groups, own), 0)
     sampling = (fourth - noise**2 + 2 * pooled**2 + 4 * pooled * noise) / slices
-    between = np.maximum(_mean_by_group(groups, (own - pooled[groups]) ** 2) - sampling, 0)
+    apart = (own - pooled[groups]) ** 2
+    # Two standard errors are taken off: a group whose cells only seem to differ is treated as one.
+    doubt = 2 * np.sqrt(_mean_by_group(groups, apart**2) / np.bincount(groups.ravel(), minlength=len(pooled)).clip(1))
+    between = np.maximum(_mean_by_group(groups, apart) - sampling - doubt, 0)
     trust = between / (between + sampling)
     signal = np.maximum(pooled[groups] + trust[groups] * (own - pooled[groups]), 0)
     weight = (signal / (signal + noise)).astype(np.float32)
@@ -92,12 +95,13 @@ def _draw_towards(observed: np.ndarray, prior: np.ndarray, noise: float, fourth:
 
 
 def _groups(level: np.ndarray) -> np.ndarray:
-    """Cells in groups of like level, by rank."""
+    """Cells in groups of like level, by rank, each large enough for its variance to be known."""
     flat = level.ravel()
-    edges = np.quantile(flat[:: max(1, flat.size // 200_000)], np.linspace(0, 1, BINS + 1)[1:-1])
+    bins = int(np.clip(flat.size // LEAST, 1, BINS))
+    shares = np.arange(1, bins) / bins
     # Hot cells are few and matter most: the top of the scale is cut finer.
-    top = np.quantile(flat, 1 - np.geomspace(0.5 / BINS, 1e-5, 24)) if flat.size > 10 * BINS else []
-    return np.searchsorted(np.unique([*edges, *top]), level)
+    shares = np.concatenate([shares, 1 - np.geomspace(1 / bins, max(20 / flat.size, 1e-5), 24)]) if bins == BINS else shares
+    return np.searchsorted(np.unique(np.quantile(flat, shares)), level)
 
 
 def _mean_by_group(groups: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""From a denoised tensor to a release that people query. Sees noisy and denoised tables only."""

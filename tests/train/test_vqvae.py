@@ -1,0 +1,69 @@
+"""The model, and denoising by tiles."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from tests.train.ranks import noisy_slices
+
+from heathaze.learn.vqvae import VQVAE
+from heathaze.learn.vqvae_training import blind_spot_error, denoise_slice
+
+
+def test_the_model_has_the_published_size() -> None:
+    assert sum(parameter.numel() for parameter in VQVAE().parameters()) == 185_857
+
+
+def test_sizes_that_are_no_multiple_of_four_are_padded() -> None:
+    model = VQVAE()
+    for height, width in ((64, 64), (61, 62), (5, 7), (1, 1)):
+        assert model(torch.zeros(1, 1, height, width))[0].shape == (1, 1, height, width)
+
+
+def test_tiles_equal_the_whole_image() -> None:
+    torch.manual_seed(0)
+    model = VQVAE().eval()
+    image = noisy_slices(1, 203)[0]
+    whole = denoise_slice(model, image, 50.0, tile=1000)
+    tiled = denoise_slice(model, image, 50.0, tile=64)
+    assert np.abs(tiled - whole).max() < 1e-4
+    assert np.abs(whole).max() > 1e-3, "an empty image would equal anything"
+
+
+def test_codes_follow_their_vectors_and_dead_codes_are_revived() -> None:
+    torch.manual_seed(0)
+    quantiser = VQVAE(codes=8, code_size=2).quantiser
+    vectors = torch.tensor([[10.0, 0.0]] * 50 + [[-10.0, 0.0]] * 50)
+    for _ in range(200):
+        quantiser.follow(*quantiser.statistics(vectors, quantiser(vectors)[1]))
+    nearest = quantiser(vectors)[1]
+    assert torch.allclose(quantiser.codes[nearest], vectors, atol=0.1)
+    assert quantiser.revive(vectors[:8]) >= 5
+    assert quantiser.counts.min() > 0
+
+
+def test_gradients_pass_straight_through_the_codes() -> None:
+    model = VQVAE(codes=8, code_size=4)
+    drawn, _, _ = model(torch.randn(2, 1, 16, 16))
+    drawn.sum().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.encoder.parameters())
+
+
+def test_blind_spot_error_estimates_the_error_without_the_truth() -> None:
+    random = np.random.default_rng(0)
+    truth = np.full((4, 1, 64, 64), 3.0, dtype=np.float32)
+    images = torch.from_numpy(truth + random.laplace(0, 0.5**0.5, truth.shape).astype(np.float32))
+
+    class Off(torch.nn.Module):
+        """Predicts the truth, wrong by a constant."""
+
+        def __init__(self, by: float):
+            super().__init__()
+            self.by = by
+
+        def forward(self, image: torch.Tensor) -> tuple[torch.Tensor]:
+            return (torch.full_like(image, 3.0 + self.by),)
+
+    for by in (0.0, 0.5, 1.0):
+        summed, number = blind_spot_error(Off(by), images)  # type: ignore[arg-type]
+        assert abs(summed / number - by**2) < 0.15
