@@ -1,8 +1,8 @@
 """refine: from counts of the bounded sample to counts of all events, clipped and rounded as the policy says.
 
-VDR's factor gamma minimises the summed squared error of gamma x estimate against the counts of all N events, under uniform sampling of n of
-them: gamma = n N C / (V + (1 - C) n + C n^2), where C = sum of the squared shares of the cells and V the summed variance of what is
-left of the noise. Both n and N are noisy or declared; nothing here is private.
+VDR's factor gamma minimises the summed squared error of gamma x estimate against the counts of all N events, under uniform
+sampling of n of them: gamma = n N C / (V + (1 - C) n + C n^2), where C is the sum of the squared shares of the cells and V the
+summed variance of what is left of the noise. Both n and N are noisy or declared; nothing here is private.
 """
 
 from __future__ import annotations
@@ -53,17 +53,34 @@ def refine(
     left = denoised.size * measured.noise_variance if deviation is None else float(np.sum(np.square(deviation, dtype=np.float64)))
     gamma = n * big_n * uniformity / (left + (1 - uniformity) * n + uniformity * n**2)
     scaled = denoised * np.float32(gamma)
-    values = np.maximum(scaled, 0) if settings.non_negative else scaled
+    values = _non_negative(scaled) if settings.non_negative else scaled
     values = np.rint(values) if settings.round else values
     totals = [float(np.sum(tensor, dtype=np.float64)) for tensor in (denoised, scaled, values)]
     return Refined(values.astype(np.float32), gamma, uniformity, settings.uniformity is None, *totals)
 
 
+def _non_negative(values: np.ndarray) -> np.ndarray:
+    """No value below 0, and the same total: a small amount is taken off every value before cutting at 0.
+
+    Cutting alone would turn what is left of the noise in the many cold cells into people. The amount is the one that keeps the
+    total, the projection onto non-negative tables of that total.
+    """
+    total = max(float(np.sum(values, dtype=np.float64)), 0.0)
+    low, high = 0.0, max(float(values.max()), 0.0)
+    for _ in range(40):
+        middle = (low + high) / 2
+        if float(np.sum(np.maximum(values - np.float32(middle), 0), dtype=np.float64)) > total:
+            low = middle
+        else:
+            high = middle
+    return np.maximum(values - np.float32(high), 0)
+
+
 def estimate_uniformity(noisy: np.ndarray, measured: Measured) -> float:
     """C from the noisy tensor: the sum of squares, less what noise and sampling add, over n squared.
 
-    The paper's 5e-5 was found on tens of millions of points and shrinks smaller data to a tenth; the sum of squared shares is what C stands
-    for, and the noisy squares measure it without the truth.
+    The paper's 5e-5 was found on tens of millions of points and shrinks smaller data to a tenth; the sum of squared shares is
+    what C stands for, and the noisy squares measure it without the truth.
     """
     n = max(measured.sample_size, 1)
     squares = float(np.sum(np.square(noisy, dtype=np.float64)))
