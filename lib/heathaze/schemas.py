@@ -39,13 +39,14 @@ LEDGER = TableSchema(
 NOISY = TableSchema(
     "noisy",
     "entry string, dataset string, period string, measurement string, slice int, starts_at timestamp, rows int, cols int, "
-    "scale string, noisy_sample_size bigint, noisy_event_count bigint, values binary",
+    "scale string, noisy_sample_size bigint, noisy_event_count bigint, statements string, values binary",
     partition="entry",
     indexed=False,
 )
 """One row per time slice: rows x cols little-endian int32 counts with noise, row 0 in the south.
 
 `scale` is the rational scale of the noise of a cell. `noisy_event_count` is the declared N where N is declared.
+`statements` (JSON) says for each stage that touched the data what it did and with which sensitivity.
 """
 
 MODELS = TableSchema(

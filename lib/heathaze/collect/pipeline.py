@@ -7,6 +7,8 @@ noisy table.
 
 from __future__ import annotations
 
+import inspect
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -114,9 +116,23 @@ def run_noise(night: Collection, entry: Entry) -> None:
             F.lit(str(privacy.histogram_scale)).alias("scale"),
             F.lit(sample_size).cast("bigint").alias("noisy_sample_size"),
             F.lit(event_count).cast("bigint").alias("noisy_event_count"),
+            F.lit(json.dumps(statements(night.policy))).alias("statements"),
         )
         night.tables.append_once("noisy", noisy, token=_token(entry, "noisy"))
     night.keys.destroy(entry.entry)
+
+
+def statements(policy: Policy) -> list[dict[str, str]]:
+    """What each stage that touches people's data does, and with which sensitivity: from the docstrings of the code that ran."""
+    stages = [incoming.usable, bounding.bound, count, noising.add_noise, noising.noisy_sample_size]
+    if policy.privacy.max_counted_per_user is not None:
+        stages.append(noising.noisy_event_count)
+    told = []
+    for stage in stages:
+        text = " ".join((inspect.getdoc(stage) or "").split())
+        does, _, sensitivity = text.partition("Sensitivity: ")
+        told.append({"stage": stage.__name__, "does": does.strip(), "sensitivity": sensitivity})
+    return told
 
 
 def is_released(night: Collection, entry: Entry) -> bool:

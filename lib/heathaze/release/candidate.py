@@ -70,16 +70,15 @@ class Candidate:
     model: dict[str, Any] | None
     """name, lineage, curve (list of epochs), picture (PNG bytes); None where the method has no model."""
     budget: Budget
+    statements: tuple[dict[str, str], ...] = ()
+    """stage, does, sensitivity of every stage that touched people's data."""
 
 
 def load_candidate(tables: Tables, policy: Policy, period: str, spark: SparkSession | None = None) -> Candidate:
     """Read one refined night with all that led to it, from noisy and later tables only."""
     ledger = sorted(tables.load("ledger", spark=spark).to_pylist(), key=lambda row: row["sequence"])
-    mine = [
-        r
-        for r in ledger
-        if (r["dataset"], r["period"], r["measurement"]) == (policy.dataset.name, period, policy.measurement_hash)
-    ]
+    wanted = (policy.dataset.name, period, policy.measurement_hash)
+    mine = [row for row in ledger if (row["dataset"], row["period"], row["measurement"]) == wanted]
     if not mine:
         raise InputError(f"{policy.dataset.name}/{period} has not been collected yet: run collect first.")
     charge = mine[-1]
@@ -115,6 +114,7 @@ def load_candidate(tables: Tables, policy: Policy, period: str, spark: SparkSess
             window=charge["time_window"],
             charges=tuple((row["period"], row["epsilon"]) for row in window),
         ),
+        statements=tuple(json.loads(first["statements"])),
     )
 
 
