@@ -8,9 +8,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from heathaze import __version__, console
 from heathaze.policy import as_dict, load_policy
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from heathaze.collect.ledger import Entry
+    from heathaze.collect.pipeline import Collection
+    from heathaze.tables import Tables
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,13 +72,28 @@ def build_parser() -> argparse.ArgumentParser:
     _add_json(collect)
     collect.set_defaults(do=_collect)
 
+    release = commands.add_parser("release", help="one night from raw events to a published release")
+    add_arguments(release, events=True)
+    _add_json(release)
+    release.set_defaults(do=_release)
+
+    listing = commands.add_parser("releases", help="what has been published")
+    explain = commands.add_parser("explain", help="what a release is, in plain words")
+    verify = commands.add_parser("verify", help="check a release against its manifest and the ledger")
+    for command, work in ((listing, _releases), (explain, _explain), (verify, _verify)):
+        if command is not listing:
+            command.add_argument("release", help="name of the release, or latest")
+        _add_tables(command)
+        _add_json(command)
+        command.set_defaults(do=work)
+
     denoise = commands.add_parser("denoise", help="make a noisy night better, from noisy nights alone")
     add_public_arguments(denoise)
     _add_json(denoise)
     denoise.set_defaults(do=_denoise)
 
     budget = commands.add_parser("budget", help="what has been spent, and what is left")
-    budget.add_argument("--tables", required=True, metavar="PLACE", help="folder, URI or catalog.schema of heathaze's tables")
+    _add_tables(budget)
     _add_json(budget)
     budget.set_defaults(do=_budget)
 
@@ -82,6 +105,22 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def _add_tables(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tables", required=True, metavar="PLACE", help="folder, URI or catalog.schema of heathaze's tables")
+
+
+def _open_tables(arguments: argparse.Namespace) -> tuple[Tables, SparkSession | None]:
+    """The tables that --tables names, and a session where they are in a catalog."""
+    from heathaze.tables import Tables
+
+    tables = Tables(arguments.tables)
+    if not tables.in_catalog:
+        return tables, None
+    from heathaze.session import start_spark
+
+    return tables, start_spark()
 
 
 def _policy_check(arguments: argparse.Namespace) -> None:
@@ -124,9 +163,51 @@ def _collect(arguments: argparse.Namespace) -> None:
     run_count(night, entry)
     run_noise(night, entry)
     say.finish()
-    is_new = entry.entry not in before
+    report = _charge_report(night, entry, entry.entry not in before) | {"noisy": night.tables.address("noisy")}
+    text = f"{_charge_sentence(report)}\nnoisy tensor: {report['noisy']}, entry {entry.entry}"
+    console.show(report, arguments.json, text)
+
+
+def _release(arguments: argparse.Namespace) -> None:
+    from heathaze.collect.night import open_night
+    from heathaze.collect.pipeline import run_bound, run_count, run_gate_events, run_noise
+    from heathaze.learn.pipeline import Denoising, run_denoise
+    from heathaze.release.pipeline import Releasing, run_gate, run_publish, run_refine
+    from heathaze.tables import Tables
+
+    say = console.Progress()
+    night = open_night(arguments, say)
+    assert night.files is not None
+    before = {entry.entry for entry in night.ledger.entries()}
+    run_gate_events(night, arguments.events)
+    entry = run_bound(night, arguments.events)
+    run_count(night, entry)
+    run_noise(night, entry)
+    # From here on only tables that hold noise, or what was made of it.
+    public = Tables(arguments.tables)
+    session = night.spark if public.in_catalog else None
+    period = night.period.name
+    denoised = run_denoise(Denoising(night.policy, period, public, night.files / "training", say, say.note, session))
+    releasing = Releasing(night.policy, period, public, night.files, say, session)
+    run_refine(releasing)
+    run_gate(releasing)
+    name, folder, is_new = run_publish(releasing)
+    say.finish()
+    report = _charge_report(night, entry, entry.entry not in before) | {
+        "release": name,
+        "is_new": is_new,
+        "denoise": denoised,
+        "report": str(folder / "report.html"),
+        "manifest": str(folder / "manifest.json"),
+    }
+    state = "published" if is_new else "was published before, and is the same"
+    text = f"{_charge_sentence(report)}\n{name}: {state}.\n  report    {report['report']}\n  manifest  {report['manifest']}"
+    console.show(report, arguments.json, text)
+
+
+def _charge_report(night: Collection, entry: Entry, is_new: bool) -> dict[str, Any]:
     bucket = next(b for b in night.ledger.buckets() if (b.dataset, b.time_window) == (entry.dataset, entry.time_window))
-    report = {
+    return {
         "entry": entry.entry,
         "dataset": entry.dataset,
         "period": entry.period,
@@ -135,14 +216,56 @@ def _collect(arguments: argparse.Namespace) -> None:
         "left": bucket.left,
         "cap": bucket.cap,
         "window": bucket.time_window,
-        "noisy": night.tables.address("noisy"),
     }
-    charge = f"charged epsilon {entry.epsilon}" if is_new else "charged nothing (this release was charged before)"
-    text = (
-        f"{entry.dataset}/{entry.period}: {charge}; {bucket.left} of {bucket.cap} left for {bucket.time_window}.\n"
-        f"noisy tensor: {report['noisy']}, entry {entry.entry}"
-    )
-    console.show(report, arguments.json, text)
+
+
+def _charge_sentence(report: dict[str, Any]) -> str:
+    charged = f"charged epsilon {report['epsilon']}" if report["epsilon"] != "0" else "charged nothing, it was charged before"
+    return f"{report['dataset']}/{report['period']}: {charged}; {report['left']} of {report['cap']} left for {report['window']}."
+
+
+def _releases(arguments: argparse.Namespace) -> None:
+    from heathaze.release.publish import releases
+
+    listed = releases(*_open_tables(arguments))
+    rows = [
+        {
+            "release": one.release,
+            "period": one.period,
+            "published_at": one.published_at,
+            "epsilon": one.manifest["epsilon"]["spent"],
+            "method": one.manifest["denoise"]["method"],
+        }
+        for one in listed
+    ]
+    lines = [f"{row['release']}  epsilon {row['epsilon']}  {row['method']}  published {row['published_at']}" for row in rows]
+    console.show(rows, arguments.json, "\n".join(lines) or "nothing has been published here yet.")
+
+
+def _explain(arguments: argparse.Namespace) -> None:
+    from heathaze.release.manifest import explain
+    from heathaze.release.publish import find_release
+
+    manifest = find_release(*_named(arguments)).manifest
+    console.show(manifest, arguments.json, explain(manifest))
+
+
+def _verify(arguments: argparse.Namespace) -> None:
+    from heathaze.errors import Refused
+    from heathaze.release.publish import find_release, verify
+
+    tables, name, spark = _named(arguments)
+    release = find_release(tables, name, spark)
+    checks = verify(tables, release, spark)
+    text = "\n".join(f"{'ok    ' if held else 'FAILED'}  {what}" for what, held in checks)
+    console.show([{"check": what, "held": held} for what, held in checks], arguments.json, f"{release.release}\n{text}")
+    if not all(held for _, held in checks):
+        raise Refused(f"{release.release} is not what its manifest and the ledger say. Do not use it.")
+
+
+def _named(arguments: argparse.Namespace) -> tuple[Tables, str, SparkSession | None]:
+    tables, spark = _open_tables(arguments)
+    return tables, arguments.release, spark
 
 
 def _denoise(arguments: argparse.Namespace) -> None:
@@ -158,14 +281,8 @@ def _denoise(arguments: argparse.Namespace) -> None:
 
 def _budget(arguments: argparse.Namespace) -> None:
     from heathaze.collect.ledger import Ledger
-    from heathaze.tables import Tables
 
-    tables = Tables(arguments.tables)
-    spark = None
-    if tables.in_catalog:
-        from heathaze.session import start_spark
-
-        spark = start_spark()
+    tables, spark = _open_tables(arguments)
     buckets = Ledger(tables.ledger_log(spark)).buckets()
     lines = [] if buckets else ["nothing has been charged here yet."]
     for bucket in buckets:
@@ -193,7 +310,7 @@ def _demo(arguments: argparse.Namespace) -> None:
         _run(["synthesize", "--out", str(events), "--users", "20000", "--events-per-user", "30", "--first-day", str(day)])
     policy = Path(__file__).parents[2] / "conf" / "demo.toml"
     tables = str(place / "tables")
-    _run(["collect", "--policy", str(policy), "--events", str(events), "--period", str(day), "--tables", tables])
+    _run(["release", "--policy", str(policy), "--events", str(events), "--period", str(day), "--tables", tables])
     _run(["budget", "--tables", tables])
 
 

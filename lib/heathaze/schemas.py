@@ -78,10 +78,12 @@ REFINED = TableSchema(
 `facts` (JSON) the factor and the totals before and after."""
 
 VERDICTS = TableSchema(
-    "verdicts", "entry string, gate string, policy string, passed boolean, judged_at string, results string, docs string"
+    "verdicts",
+    "dataset string, period string, entry string, gate string, policy string, passed boolean, judged_at string, "
+    "results string, docs string",
 )
-"""One row per judgement of a gate. `results` (JSON): each expectation, whether it held, and what was seen, which is noisy data
-or shape only. `docs`: the Data Docs page."""
+"""One row per judgement of a gate; `entry` is empty for the gate before the charge. `results` (JSON): each expectation, whether
+it held, and what was seen, which is noisy data or shape only. `docs`: the Data Docs page."""
 
 RELEASES = TableSchema(
     "releases",

@@ -11,17 +11,16 @@ from heathaze.collect.pipeline import Collection
 from heathaze.collect.private import PrivateTables
 from heathaze.console import Progress
 from heathaze.errors import InputError
+from heathaze.night import add_public_arguments, files_of
 from heathaze.policy import load_policy
 from heathaze.session import start_spark
 
 
 def add_arguments(parser: argparse.ArgumentParser, events: bool) -> argparse.ArgumentParser:
     """The arguments that every private job takes; `events` for those that read the events."""
-    parser.add_argument("--policy", required=True, metavar="FILE", help="policy file (TOML)")
+    add_public_arguments(parser)
     if events:
         parser.add_argument("--events", required=True, help="Delta table, Parquet or CSV: a path or catalog.schema.table")
-    parser.add_argument("--period", required=True, metavar="DAY", help="first day of the period, as 2026-11-14")
-    parser.add_argument("--tables", required=True, metavar="PLACE", help="folder, URI or catalog.schema of heathaze's tables")
     parser.add_argument("--keys", metavar="DIR", help="private folder for noise keys (default: among the private tables)")
     return parser
 
@@ -38,7 +37,8 @@ def open_night(arguments: argparse.Namespace, say: Progress) -> Collection:
     tables = PrivateTables(arguments.tables)
     keys = KeyStore(arguments.keys or tables.default_key_directory())
     say("starting Spark")
-    return Collection(start_spark(policy.dataset.timezone), policy, period, tables, keys, say)
+    spark = start_spark(policy.dataset.timezone)
+    return Collection(spark, policy, period, tables, keys, say, files_of(arguments, tables))
 
 
 def charged(night: Collection) -> Entry:

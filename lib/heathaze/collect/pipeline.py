@@ -11,6 +11,7 @@ import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -38,6 +39,8 @@ class Collection:
     keys: KeyStore
     say: Callable[[str], None]
     """Called with one sentence as each step begins; never with anything from the data."""
+    files: Path | None = None
+    """Folder for the gate's Data Docs; none: no page is kept."""
 
     @property
     def grid(self) -> Grid:
@@ -46,6 +49,21 @@ class Collection:
     @property
     def ledger(self) -> Ledger:
         return Ledger(self.tables.ledger_log(self.spark))
+
+
+def run_gate_events(night: Collection, events_address: str) -> None:
+    """Judge the shape of the events: columns and types, never values. Nothing is charged yet."""
+    from heathaze.release.gate import judge_events, require
+    from heathaze.release.pipeline import record
+
+    night.say("judging the shape of the events")
+    assert night.files is not None, "the gate keeps its Data Docs in a folder"
+    source = incoming.find_source(night.spark, events_address, night.policy, night.period)
+    events = incoming.read_source(night.spark, source, night.policy, night.period)
+    docs = night.files / "gates" / f"{night.policy.dataset.name}-{night.period.name}-events"
+    verdict = judge_events(events, docs)
+    record(night.tables, night.policy, night.period.name, verdict, spark=night.spark)
+    require(verdict)
 
 
 def run_bound(night: Collection, events_address: str) -> Entry:

@@ -82,6 +82,21 @@ def make_manifest(candidate: Candidate, gates: list[dict[str, Any]]) -> dict[str
     }
 
 
+def explain(manifest: dict[str, Any]) -> str:
+    """A manifest in plain words."""
+    epsilon, model = manifest["epsilon"], manifest["model"]
+    lines = [f"Release {manifest['release']}, published {manifest['published_at']}.", "", *manifest["promise"]]
+    lines += ["", "How it was made:"]
+    lines += [f"- {stage['stage']}: {stage['does']} Sensitivity: {stage['sensitivity']}" for stage in manifest["stages"]]
+    if model:
+        lines.append(f"- model {model['name']} was trained on {', '.join(model['periods'])}.")
+    lines += ["", f"It cost epsilon {epsilon['spent']}. For {epsilon['window']}, {epsilon['total_so_far']} of {epsilon['cap']} "]
+    lines[-1] += f"had been spent then, and {epsilon['left']} was left."
+    lines += ["", "Gates:"]
+    lines += [f"- {'held' if gate['held'] else 'FAILED'}: {gate['expectation']} ({gate['seen']})" for gate in manifest["gates"]]
+    return "\n".join(lines)
+
+
 def _denoise_sentence(candidate: Candidate) -> str:
     facts = candidate.denoise_facts
     nights = facts.get("nights_used", 1)

@@ -1,18 +1,23 @@
-"""refine, stage by stage right of denoise; the gate and publish follow."""
+"""The stages right of denoise: refine, gate, publish."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
 from heathaze.errors import InputError
 from heathaze.policy import Policy
-from heathaze.release.candidate import tensor_of
+from heathaze.release import publish as publishing
+from heathaze.release.candidate import Candidate, load_candidate, tensor_of
+from heathaze.release.gate import Verdict, judge_release, require
+from heathaze.release.manifest import make_manifest, release_name
 from heathaze.release.refine import Measured, refine
 from heathaze.tables import Tables
 
@@ -27,6 +32,8 @@ class Releasing:
     policy: Policy
     period: str
     tables: Tables
+    files: Path
+    """Folder for what people open: Data Docs, manifests, reports."""
     say: Callable[[str], None]
     spark: SparkSession | None = None
     """Needed only where the tables are in a catalog."""
@@ -72,3 +79,60 @@ def run_refine(night: Releasing) -> None:
         for number, image in enumerate(result.values)
     ]
     tables.append_rows_once("refined", rows, token, night.spark)
+
+
+def run_gate(night: Releasing) -> None:
+    """Judge the refined night on noisy data alone; a night that fails goes no further."""
+    candidate = load_candidate(night.tables, night.policy, night.period, night.spark)
+    if _passed(night, candidate) is not None or publishing.is_published(night.tables, release_name(candidate), night.spark):
+        return
+    night.say("judging the release")
+    last = publishing.last_values(night.tables, candidate, night.spark)
+    docs = night.files / "gates" / f"{release_name(candidate)}"
+    verdict = judge_release(candidate, last, candidate.budget.charged, docs)
+    record(night.tables, night.policy, night.period, verdict, candidate.entry, night.spark)
+    require(verdict)
+
+
+def run_publish(night: Releasing) -> tuple[str, Path, bool]:
+    """Publish a night that passed its gate; returns the release, the folder of its files, and whether it is new."""
+    from heathaze.release.report import render
+
+    candidate = load_candidate(night.tables, night.policy, night.period, night.spark)
+    name = release_name(candidate)
+    is_new = False
+    if not publishing.is_published(night.tables, name, night.spark):
+        gates = _passed(night, candidate)
+        if gates is None:
+            raise InputError(f"{name} has not passed its gate: run gate_release first.")
+        night.say("publishing")
+        is_new = publishing.publish(
+            night.tables, candidate, make_manifest(candidate, gates), render(candidate, name, gates), night.spark
+        )
+    return name, publishing.export(night.tables, name, night.files / "releases", night.spark), is_new
+
+
+def record(
+    tables: Tables, policy: Policy, period: str, verdict: Verdict, entry: str = "", spark: SparkSession | None = None
+) -> None:
+    """Keep a verdict, whatever it is."""
+    judged_at = datetime.now(timezone.utc).isoformat(timespec="microseconds")
+    row = {
+        "dataset": policy.dataset.name,
+        "period": period,
+        "entry": entry,
+        "gate": verdict.gate,
+        "policy": policy.hash,
+        "passed": verdict.passed,
+        "judged_at": judged_at,
+        "results": json.dumps([asdict(judgement) for judgement in verdict.judgements]),
+        "docs": verdict.docs,
+    }
+    tables.append_rows_once("verdicts", [row], f"verdict:{verdict.gate}:{entry}:{judged_at}", spark)
+
+
+def _passed(night: Releasing, candidate: Candidate) -> list[dict[str, Any]] | None:
+    """What the release gate saw of this night under this policy where it passed, None where it has not."""
+    same = (pc.field("entry") == candidate.entry) & (pc.field("policy") == night.policy.hash) & pc.field("passed")
+    rows = night.tables.load("verdicts", same & (pc.field("gate") == "release"), spark=night.spark).to_pylist()
+    return json.loads(max(rows, key=lambda row: row["judged_at"])["results"]) if rows else None

@@ -1,0 +1,20 @@
+"""gate_events: judge the shape of the events (columns and types, never values) before anything is charged."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from heathaze import console
+from heathaze.collect.night import add_arguments, open_night
+from heathaze.collect.pipeline import run_gate_events
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parsed = add_arguments(argparse.ArgumentParser(description=__doc__), events=True).parse_args(arguments)
+    say = console.Progress()
+    run_gate_events(open_night(parsed, say), parsed.events)
+    say.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(main))

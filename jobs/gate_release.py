@@ -1,0 +1,20 @@
+"""gate_release: judge the refined night on noisy data alone; exit code 2 and nothing published where it fails."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from heathaze import console
+from heathaze.night import add_public_arguments, open_releasing
+from heathaze.release.pipeline import run_gate
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parsed = add_public_arguments(argparse.ArgumentParser(description=__doc__)).parse_args(arguments)
+    say = console.Progress()
+    run_gate(open_releasing(parsed, say))
+    say.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(main))

@@ -1,0 +1,20 @@
+"""publish: one immutable release with its manifest and report, all of it or none."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from heathaze import console
+from heathaze.night import add_public_arguments, open_releasing
+from heathaze.release.pipeline import run_publish
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parsed = add_public_arguments(argparse.ArgumentParser(description=__doc__)).parse_args(arguments)
+    say = console.Progress()
+    run_publish(open_releasing(parsed, say))
+    say.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(main))
