@@ -384,12 +384,18 @@ class Policy:
         )
 
     def period_of(self, text: str) -> Period:
-        """The period that begins on the day `text` (YYYY-MM-DD)."""
+        """The period that begins on the day `text` (YYYY-MM-DD), or, for before:YYYY-MM-DD, that ends as this day begins.
+
+        A scheduler knows the day on which it starts a job, not the night that is over by then.
+        """
         try:
-            first = date.fromisoformat(text)
+            first = date.fromisoformat(text.removeprefix("before:"))
+            first = first - timedelta(days=self.period.days) if text.startswith("before:") else first
             last = first + timedelta(days=self.period.days + 366)
         except (ValueError, OverflowError):
-            raise PolicyError(f"a period is named by its first day, as 2026-11-14, but {text!r} was given.") from None
+            raise PolicyError(
+                f"a period is named by its first day, as 2026-11-14, or by before:2026-11-15, but {text!r} was given."
+            ) from None
         if not 1970 <= first.year <= last.year <= 2261:
             raise PolicyError(f"a period must lie between 1970 and 2260, but {text!r} was given.")
         return Period(first, self.period.days, self.period.slices, self.dataset.timezone)

@@ -11,7 +11,17 @@ from heathaze.collect.entropy import KeyStore, NoiseKey
 from heathaze.errors import KeyDestroyed
 
 ENTRY = "0123456789abcdef"
-PROCESSES = 3
+PROCESSES = 4
+PRELOADED = [
+    "heathaze.cli",
+    "heathaze.collect.entropy",
+    "heathaze.collect.ledger",
+    "pyarrow.dataset",
+    "deltalake.fs",
+    "pyspark.sql",
+    "pytest",
+]
+"""What the server of processes imports once, for all tests of a run that start processes."""
 
 
 def secret_of(key: NoiseKey) -> bytes:
@@ -189,9 +199,10 @@ def draw_together(directory: str, entries: list[str], gate: object, results: obj
 
 
 def test_processes_that_ask_at_once_get_one_key(tmp_path):
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # fresh processes as with spawn, but what they import is imported once
+    context.set_forkserver_preload(PRELOADED)
     gate, results = context.Barrier(PROCESSES), context.Queue()
-    entries = [f"entry{i:03d}" for i in range(60)]
+    entries = [f"entry{i:03d}" for i in range(100)]
     workers = [context.Process(target=draw_together, args=(str(tmp_path), entries, gate, results)) for _ in range(PROCESSES)]
     for worker in workers:
         worker.start()

@@ -5,6 +5,7 @@ import multiprocessing
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import date, timedelta
 from decimal import Decimal
@@ -15,7 +16,7 @@ from typing import Any
 import deltalake
 import pyarrow as pa
 import pytest
-from conftest import policy_text
+from tests.conftest import policy_text
 
 from heathaze.cli import main
 from heathaze.collect import ledger as ledger_module
@@ -26,6 +27,16 @@ from heathaze.schemas import LEDGER
 from heathaze.tables import Tables
 
 PROCESSES = 8
+PRELOADED = [
+    "heathaze.cli",
+    "heathaze.collect.entropy",
+    "heathaze.collect.ledger",
+    "pyarrow.dataset",
+    "deltalake.fs",
+    "pyspark.sql",
+    "pytest",
+]
+"""What the server of processes imports once, for all tests of a run that start processes."""
 DAY = "2026-11-14"
 
 
@@ -53,6 +64,12 @@ def days(first: str, count: int) -> list[str]:
 
 def policy_with(window: str = "quarter", **settings: Any) -> Policy:
     return parse_policy(policy_text(**settings).replace('"quarter"', f'"{window}"'))
+
+
+def begun(place: Path) -> str:
+    """A place whose ledger table is there, without a charge."""
+    Tables(str(place)).ledger_log().add(dict.fromkeys(LEDGER.column_names, ""))
+    return str(place)
 
 
 @pytest.fixture
@@ -87,7 +104,7 @@ def test_a_cap_is_used_up_exactly(ledger, epsilon, cap, granted):
 def test_a_charge_that_passes_the_cap_in_the_fortieth_digit_is_refused(ledger):
     ledger.charge(policy_with(epsilon=f"0.5{'0' * 38}1", cap="1"), DAY, "v1")
     with pytest.raises(BudgetExhausted):
-        ledger.charge(policy_with(epsilon="0.5", cap="1"), DAY, "v1")
+        ledger.charge(policy_with(epsilon="0.5", cap="1"), "2026-11-15", "v1")
 
 
 def test_the_refusal_says_what_is_needed_what_is_left_and_what_to_do(ledger):
@@ -209,7 +226,7 @@ def test_find_returns_the_newest_charge_of_this_measurement_and_period(ledger):
 
 def test_another_window_for_a_charged_dataset_is_refused(ledger):
     ledger.charge(policy_with("quarter"), DAY, "v1")
-    with pytest.raises(LedgerMismatch, match="a new window would forget what was spent. Keep quarter") as refused:
+    with pytest.raises(LedgerMismatch, match=r"a new window would forget what was spent\. Keep quarter") as refused:
         ledger.charge(policy_with("month"), "2027-02-01", "v1")
     assert refused.value.exit_code == 2
     assert ledger.charge(policy_with("month", name="other"), DAY, "v1")[1]
@@ -234,7 +251,7 @@ def test_a_cap_can_be_lowered_and_then_holds(ledger):
 def test_a_cap_lowered_below_what_is_spent_leaves_nothing(ledger):
     for day in days(DAY, 3):
         ledger.charge(policy_with(cap="5"), day, "v1")
-    with pytest.raises(BudgetExhausted, match="needs epsilon 1.0, but 0 of 2 is left"):
+    with pytest.raises(BudgetExhausted, match=r"needs epsilon 1\.0, but 0 of 2 is left"):
         ledger.charge(policy_with(cap="2"), "2026-11-20", "v1")
 
 
@@ -326,13 +343,25 @@ def test_a_row_is_added_only_to_the_table_that_was_read(tmp_path):
     assert [(found["sequence"], found["entry"]) for found in one.read()] == [(1, "one"), (2, "other")]
 
 
+@pytest.mark.xfail(strict=True, reason="read leaves out one row of sequence 0, not all of them")
+def test_a_ledger_that_was_begun_twice_reads_as_one_without_charges(tmp_path):
+    """What two processes leave that begin the same ledger at once."""
+    begun(tmp_path)
+    table = deltalake.DeltaTable(str(tmp_path / "ledger"))
+    deltalake.write_deltalake(table, table.to_pyarrow_table(), mode="append")
+    assert open_ledger(tmp_path).entries() == []
+    open_ledger(tmp_path).charge(policy_with(), DAY, "v1")
+    assert [bucket.spent for bucket in open_ledger(tmp_path).buckets()] == [1]
+
+
 # Many processes at once
 
 
 @pytest.fixture(scope="module")
 def crowd() -> Iterator[Callable[..., list[Any]]]:
     """Run a function in 8 processes at once, with a gate that opens when all have come, and return what each returned."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # fresh processes as with spawn, but what they import is imported once
+    context.set_forkserver_preload(PRELOADED)
     with context.Pool(PROCESSES, initializer=_keep_gate, initargs=(context.Barrier(PROCESSES),)) as pool:
         yield lambda work, *arguments: pool.starmap(_through_gate, [(work, i, *arguments) for i in range(PROCESSES)], chunksize=1)
 
@@ -351,10 +380,8 @@ def charge_ten(number: int, place: str, text: str) -> int:
     """Ask for ten different releases; the number granted."""
     ledger, policy, granted = open_ledger(place), parse_policy(text), 0
     for i in range(10):
-        try:
+        with suppress(BudgetExhausted):
             granted += ledger.charge(policy, DAY, f"version {number}.{i}")[1]
-        except BudgetExhausted:
-            pass
     return granted
 
 
@@ -372,7 +399,7 @@ def charge_without_condition(number: int, place: str, text: str) -> bool:
     if spent + Fraction(policy.privacy.epsilon) > Fraction(policy.budget.cap):
         return False
     row = {**dict.fromkeys(LEDGER.column_names, ""), "epsilon": str(policy.privacy.epsilon), "sequence": number + 1}
-    deltalake.write_deltalake(table, pa.Table.from_pylist([row], schema=table.schema().to_arrow()), mode="append")
+    deltalake.write_deltalake(table, pa.Table.from_pylist([row], schema=table.to_pyarrow_table().schema), mode="append")
     return True
 
 
@@ -398,14 +425,8 @@ def charge_with_condition(number: int, place: str, text: str) -> bool:
         return False
 
 
-def begun(place: Path) -> str:
-    """A place whose ledger table is there, without a charge."""
-    Tables(str(place)).ledger_log().add(dict.fromkeys(LEDGER.column_names, ""))
-    return str(place)
-
-
 def test_eight_processes_are_granted_exactly_the_cap(tmp_path, crowd):
-    granted = crowd(charge_ten, str(tmp_path), policy_text(epsilon="0.1", cap="3"))
+    granted = crowd(charge_ten, begun(tmp_path), policy_text(epsilon="0.1", cap="3"))
     entries = open_ledger(tmp_path).entries()
     assert sum(granted) == 30 == len(entries)
     assert len({entry.entry for entry in entries}) == len({entry.idempotency_key for entry in entries}) == 30
@@ -427,10 +448,42 @@ def test_eight_processes_overspend_a_ledger_that_reads_and_then_appends(tmp_path
 
 
 def test_eight_processes_with_the_same_release_share_one_entry(tmp_path, crowd):
-    found = crowd(charge_one, str(tmp_path), policy_text())
+    found = crowd(charge_one, begun(tmp_path), policy_text())
     assert len({entry for entry, _ in found}) == 1
     assert sum(is_new for _, is_new in found) == 1
     assert len(open_ledger(tmp_path).entries()) == 1
+
+
+def begin_many(number: int, places: list[str]) -> None:
+    for place in places:
+        GATE.wait(120)
+        begun(Path(place))
+
+
+@pytest.mark.xfail(
+    strict=True, reason="a process that loses the race to begin the table appends its row of sequence 0 all the same"
+)
+def test_eight_processes_that_begin_a_ledger_at_once_leave_it_without_a_charge(tmp_path, crowd):
+    places = [str(tmp_path / str(i)) for i in range(15)]
+    crowd(begin_many, places)
+    assert [open_ledger(place).entries() for place in places] == [[]] * 15
+
+
+def create_many(number: int, places: list[str]) -> int:
+    """Create the same table as the others in every place; the number of times that went wrong."""
+    failures = 0
+    for place in places:
+        GATE.wait(120)
+        try:
+            Tables(place).create("noisy")
+        except Exception:
+            failures += 1
+    return failures
+
+
+@pytest.mark.xfail(strict=True, reason="a process that loses the race to create a table fails with CommitFailedError")
+def test_eight_processes_that_create_a_table_at_once_all_succeed(tmp_path, crowd):
+    assert crowd(create_many, [str(tmp_path / str(i)) for i in range(15)]) == [0] * PROCESSES
 
 
 # Tables that cannot be used
@@ -452,7 +505,7 @@ def test_a_ledger_of_another_schema_version_is_refused_and_left_alone(tmp_path, 
 
 def test_a_place_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="must name a folder or catalog.schema, but .*file is a file"):
+    with pytest.raises(InputError, match=r"must name a folder or catalog\.schema, but .*file is a file"):
         open_ledger(tmp_path / "file")
 
 

@@ -8,11 +8,11 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, policy_text
+from tests.conftest import ROOT, policy_text
 
 from heathaze.cli import main
 from heathaze.errors import PolicyError
-from heathaze.policy import Budget, GridSettings, Policy, as_dict, load_policy, parse_policy
+from heathaze.policy import DENOISERS, METHODS, Budget, GridSettings, Policy, as_dict, load_policy, parse_policy
 from heathaze.statement import promise
 
 MEASURED = "declared_event_count = 1000", "max_counted_per_user = 50"
@@ -174,8 +174,8 @@ BAD_VALUES = [
     (('"toy"', '"../toy"'), "dataset.name must be 1 to 100 letters, digits, dots, dashes or underscores, but it is '../toy'."),
     (('"toy"', '"toy"\ntimezone = ""'), "dataset.timezone must be a time zone such as 'Europe/Paris', but it is ''."),
     (('"toy"', '"toy"\nlat = "lon"'), "dataset columns must be four different names, but it is"),
-    (("[budget]", '[release]\nmethod = "hdr"\n[budget]'), "release.method must be one of vdr, but it is 'hdr'."),
-    (("[budget]", '[denoise]\nmethod = "vae"\n[budget]'), "denoise.method must be one of none, shrink, but it is 'vae'."),
+    (("[budget]", '[release]\nmethod = "x"\n[budget]'), f"release.method must be one of {', '.join(METHODS)}, but it is 'x'."),
+    (("[budget]", '[denoise]\nmethod = "x"\n[budget]'), f"denoise.method must be one of {', '.join(DENOISERS)}, but it is 'x'."),
     (("[budget]", "[refine]\nuniformity = 1.5\n[budget]"), "refine.uniformity must be above 0, at most 1, but it is 1.5."),
     (("[budget]", "[gates]\ndrift_tolerance = 0\n[budget]"), "gates.drift_tolerance must be above 0, but it is 0."),
 ]
