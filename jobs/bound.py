@@ -9,8 +9,12 @@ from heathaze.collect.night import add_arguments, open_night
 from heathaze.collect.pipeline import run_bound
 
 
+def parser() -> argparse.ArgumentParser:
+    return add_arguments(argparse.ArgumentParser(description=__doc__), events=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    parsed = add_arguments(argparse.ArgumentParser(description=__doc__), events=True).parse_args(arguments)
+    parsed = parser().parse_args(arguments)
     say = console.Progress()
     run_bound(open_night(parsed, say), parsed.events)
     say.finish()

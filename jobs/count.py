@@ -9,8 +9,12 @@ from heathaze.collect.night import add_arguments, charged, open_night
 from heathaze.collect.pipeline import run_count
 
 
+def parser() -> argparse.ArgumentParser:
+    return add_arguments(argparse.ArgumentParser(description=__doc__), events=False)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    parsed = add_arguments(argparse.ArgumentParser(description=__doc__), events=False).parse_args(arguments)
+    parsed = parser().parse_args(arguments)
     say = console.Progress()
     night = open_night(parsed, say)
     run_count(night, charged(night))

@@ -9,8 +9,12 @@ from heathaze.learn.pipeline import run_denoise
 from heathaze.night import add_public_arguments, open_denoising
 
 
+def parser() -> argparse.ArgumentParser:
+    return add_public_arguments(argparse.ArgumentParser(description=__doc__))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    parsed = add_public_arguments(argparse.ArgumentParser(description=__doc__)).parse_args(arguments)
+    parsed = parser().parse_args(arguments)
     say = console.Progress()
     run_denoise(open_denoising(parsed, say))
     say.finish()

@@ -9,8 +9,12 @@ from heathaze.night import add_public_arguments, open_releasing
 from heathaze.release.pipeline import run_gate
 
 
+def parser() -> argparse.ArgumentParser:
+    return add_public_arguments(argparse.ArgumentParser(description=__doc__))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    parsed = add_public_arguments(argparse.ArgumentParser(description=__doc__)).parse_args(arguments)
+    parsed = parser().parse_args(arguments)
     say = console.Progress()
     run_gate(open_releasing(parsed, say))
     say.finish()
