@@ -10,7 +10,7 @@ from heathaze.collect.pipeline import run_bound
 
 
 def parser() -> argparse.ArgumentParser:
-    return add_arguments(argparse.ArgumentParser(description=__doc__), events=True)
+    return add_arguments(console.Parser(description=__doc__), events=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

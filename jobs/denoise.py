@@ -10,7 +10,7 @@ from heathaze.night import add_public_arguments, open_denoising
 
 
 def parser() -> argparse.ArgumentParser:
-    return add_public_arguments(argparse.ArgumentParser(description=__doc__))
+    return add_public_arguments(console.Parser(description=__doc__))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

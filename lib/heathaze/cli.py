@@ -31,24 +31,16 @@ def _run(arguments: Sequence[str] | None) -> None:
     parsed.do(parsed)
 
 
-class _Parser(argparse.ArgumentParser):
-    """Mistakes in arguments exit with 1, as the user's other mistakes do."""
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        self.print_usage(sys.stderr)
-        self.exit(1, f"{self.prog}: {message}\n")
-
-
 def build_parser() -> argparse.ArgumentParser:
     from heathaze.collect.night import add_arguments
     from heathaze.night import add_public_arguments
 
-    parser = _Parser(prog="heathaze", description="Density maps with a user-level differential privacy guarantee.")
+    parser = console.Parser(prog="heathaze", description="Density maps with a user-level differential privacy guarantee.")
     parser.add_argument("--version", action="version", version=f"heathaze {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=console.Parser)
 
     policy = commands.add_parser("policy", help="what a policy promises").add_subparsers(
-        dest="action", required=True, metavar="ACTION", parser_class=_Parser
+        dest="action", required=True, metavar="ACTION", parser_class=console.Parser
     )
     check = policy.add_parser("check", help="check a policy file and say what it promises")
     check.add_argument("file", help="policy file (TOML)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -9,8 +10,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from datetime import date
 from decimal import Decimal
+from typing import NoReturn
 
-from heathaze.errors import BROKEN, DONE, HeathazeError
+from heathaze.errors import BROKEN, DONE, MISTAKE, HeathazeError
 
 
 class Progress:
@@ -38,6 +40,14 @@ class Progress:
         if self._since is not None:
             print(f" {time.monotonic() - self._since:.1f} s", file=sys.stderr, flush=True)
         self._since = None
+
+
+class Parser(argparse.ArgumentParser):
+    """Mistakes in arguments exit with 1, as the user's other mistakes do."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(MISTAKE, f"{self.prog}: {message}\n")
 
 
 def run(work: Callable[[Sequence[str] | None], None], arguments: Sequence[str] | None = None) -> int:

@@ -41,6 +41,10 @@ class BudgetExhausted(Refused):
             f"releasing {dataset}/{period} needs epsilon {needed}, but {left} of {cap} is left for {window}. "
             f"Lower privacy.epsilon or wait for {until}."
         )
+        self._arguments = (dataset, period, window, needed, left, cap, until)
+
+    def __reduce__(self) -> tuple[type[BudgetExhausted], tuple[object, ...]]:
+        return type(self), self._arguments
 
 
 class LedgerMismatch(Refused):

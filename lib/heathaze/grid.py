@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
+from itertools import accumulate
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -83,7 +84,7 @@ class Period:
         midnight = datetime(self.first.year, self.first.month, self.first.day)
         step = timedelta(days=self.days) / self.slices
         edges = [(midnight + step * i).replace(tzinfo=zone).astimezone(timezone.utc) for i in range(self.slices + 1)]
-        return [max(edges[: i + 1]) for i in range(len(edges))]
+        return list(accumulate(edges, max))
 
     @property
     def start(self) -> datetime:

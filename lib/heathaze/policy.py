@@ -17,7 +17,7 @@ import types
 import typing
 from dataclasses import dataclass, field
 from datetime import date, timedelta
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from fractions import Fraction
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -30,6 +30,9 @@ MAX_CELLS = 2**28
 
 MAX_SCALE = 20_000
 """Largest k / epsilon of the histogram: beyond it a cell says nothing and the sampler's table grows past memory."""
+
+MAX_EVENTS = 10**15
+"""Largest number of events that a policy may speak of."""
 
 METHODS = ("vdr",)
 DENOISERS = ("none", "shrink", "vqvae")
@@ -70,7 +73,7 @@ class Dataset:
         )
         try:
             ZoneInfo(self.timezone)
-        except (OSError, ValueError):
+        except (OSError, ValueError, KeyError):
             raise PolicyError(
                 f"dataset.timezone must be a time zone such as 'Europe/Paris', but it is {self.timezone!r}."
             ) from None
@@ -122,7 +125,10 @@ class GridSettings:
         _must(-180 <= self.west < self.east <= 180, "grid.west < grid.east", "within -180..180", (self.west, self.east))
         given = (self.rows is not None, self.cols is not None, self.cell_metres is not None)
         _must(given in ((True, True, False), (False, False, True)), "grid", "given rows and cols, or cell_metres alone", given)
-        _must(self.cell_metres is None or self.cell_metres > 0, "grid.cell_metres", "above 0", self.cell_metres)
+        is_side = self.cell_metres is None or (self.cell_metres.is_finite() and Decimal("0.01") <= self.cell_metres <= 10**6)
+        _must(is_side, "grid.cell_metres", "between 0.01 and 1000000", self.cell_metres)
+        edges = [float(edge) for edge in (self.south, self.north, self.west, self.east)]
+        _must(edges[0] < edges[1] and edges[2] < edges[3], "grid", "a box with an area", edges)
         _must(self.rows is None or self.rows >= 1, "grid.rows", "at least 1", self.rows)
         _must(self.cols is None or self.cols >= 1, "grid.cols", "at least 1", self.cols)
         grid = self.build()
@@ -155,7 +161,8 @@ class Shares:
             _must(0 <= getattr(self, name) < 1, f"privacy.shares.{name}", "between 0 and 1", getattr(self, name))
         _must(self.histogram > 0, "privacy.shares.histogram", "above 0", self.histogram)
         _must(self.sample_size > 0, "privacy.shares.sample_size", "above 0", self.sample_size)
-        total = self.histogram + self.sample_size + self.event_count
+        with localcontext(prec=1000):
+            total = self.histogram + self.sample_size + self.event_count
         _must(total == 1, "privacy.shares", "exactly 1 in total", total)
 
 
@@ -196,12 +203,14 @@ class Privacy:
             "both or neither",
         )
         if self.declared_event_count is not None:
-            _must(self.declared_event_count >= 1, "privacy.declared_event_count", "at least 1", self.declared_event_count)
+            count = self.declared_event_count
+            _must(1 <= count <= MAX_EVENTS, "privacy.declared_event_count", f"between 1 and {MAX_EVENTS}", count)
             _must(self.shares.event_count == 0, "privacy.shares.event_count", "0 where N is declared", self.shares.event_count)
         else:
             cap = self.max_counted_per_user
             assert cap is not None
-            _must(cap >= self.max_events_per_user, "privacy.max_counted_per_user", "at least max_events_per_user", cap)
+            k = self.max_events_per_user
+            _must(k <= cap <= MAX_EVENTS, "privacy.max_counted_per_user", f"between max_events_per_user and {MAX_EVENTS}", cap)
             _must(
                 self.shares.event_count > 0, "privacy.shares.event_count", "above 0 where N is measured", self.shares.event_count
             )
@@ -209,7 +218,7 @@ class Privacy:
             self.histogram_scale <= MAX_SCALE,
             "max_events_per_user / (epsilon * shares.histogram)",
             f"at most {MAX_SCALE}",
-            f"{float(self.histogram_scale):.0f}",
+            f"about 10^{len(str(self.histogram_scale.__floor__())) - 1}",
         )
 
     def _scale(self, sensitivity: int, share: Decimal) -> Fraction:
@@ -358,7 +367,8 @@ class Gates:
 
     def __post_init__(self) -> None:
         for name in ("total_tolerance", "drift_tolerance"):
-            _must(getattr(self, name) > 0, f"gates.{name}", "above 0", getattr(self, name))
+            value = getattr(self, name)
+            _must(value.is_finite() and value > 0, f"gates.{name}", "above 0 and finite", value)
 
 
 @dataclass(frozen=True)
@@ -422,7 +432,13 @@ def as_dict(value: object) -> typing.Any:
     """The policy as plain JSON values; decimals as strings, so that nothing is rounded."""
     if dataclasses.is_dataclass(value):
         return {f.name: as_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    return str(value.normalize() if value else 0) if isinstance(value, Decimal) else value
+    return _exact_text(value) if isinstance(value, Decimal) else value
+
+
+def _exact_text(value: Decimal) -> str:
+    """All digits of a decimal: equal numbers give equal texts, and different ones different texts."""
+    text = format(value, "f")
+    return text.rstrip("0").rstrip(".") or "0" if "." in text else text
 
 
 def _hash(value: object) -> str:

@@ -22,6 +22,8 @@ class TableSchema:
     """Column by which the table is partitioned; empty: none."""
     indexed: bool = True
     """Whether Delta keeps the smallest and largest values of its columns in its log."""
+    serializable: bool = False
+    """Whether writers of it always conflict with each other, also those that only add rows."""
 
     @property
     def column_names(self) -> list[str]:
@@ -33,6 +35,7 @@ LEDGER = TableSchema(
     "sequence bigint, entry string, idempotency_key string, dataset string, period string, time_window string, unit string, "
     "window_kind string, epsilon string, delta string, cap string, delta_cap string, measurement string, input_version string, "
     "charged_at string",
+    serializable=True,
 )
 """One row per charge; decimals as strings, so that no engine rounds them. The row of sequence 0 is the table's beginning."""
 

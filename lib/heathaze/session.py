@@ -11,7 +11,12 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+
+SPARK_ERRORS = (PySparkException, Py4JJavaError)
+"""What Spark raises: an error of the JVM that PySpark knows, or one that it does not."""
 
 
 def start_spark(timezone: str = "UTC", **settings: str) -> SparkSession:
@@ -25,7 +30,8 @@ def start_spark(timezone: str = "UTC", **settings: str) -> SparkSession:
         spark = SparkSession.builder.getOrCreate()
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        logging.getLogger("py4j").setLevel(logging.ERROR)
+        for name in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):  # these quote rows on standard error
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         builder = SparkSession.builder.appName("heathaze")
         for name, value in {**_local_settings(), **settings}.items():
             builder = builder.config(name, value)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from decimal import ROUND_FLOOR, Decimal
+from decimal import Decimal
+from fractions import Fraction
 
 from heathaze.policy import Policy
 
@@ -11,7 +12,7 @@ def promise(policy: Policy) -> list[str]:
     """One sentence per promise, for the person who signs for the policy."""
     privacy, budget, grid = policy.privacy, policy.budget, policy.grid.build()
     length = "day" if policy.period.days == 1 else f"{policy.period.days} days"
-    nights = int((budget.cap / privacy.epsilon).to_integral_value(ROUND_FLOOR))
+    nights = Fraction(budget.cap) // Fraction(privacy.epsilon)
     per = "ever" if budget.window == "ever" else f"per {budget.window}"
     scale = float(privacy.histogram_scale)
     sentences = [

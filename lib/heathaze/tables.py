@@ -16,10 +16,10 @@ import deltalake
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.exceptions import CommitFailedError, DeltaError
-from pyspark.errors import PySparkException
 
 from heathaze.errors import InputError
 from heathaze.schemas import LEDGER, PUBLIC, SCHEMA_VERSION, TableSchema
+from heathaze.session import SPARK_ERRORS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,16 +58,22 @@ class Tables:
             return
         schema, address = self.schemas[name], self.address(name)
         properties = {} if schema.indexed else {"delta.dataSkippingNumIndexedCols": "0"}
+        properties |= {"delta.isolationLevel": "Serializable"} if schema.serializable else {}
         description = f"{_DESCRIPTION}{SCHEMA_VERSION}"
         if not self.in_catalog:
-            deltalake.DeltaTable.create(
-                address,
-                _arrow_schema(schema),
-                mode="ignore",
-                partition_by=schema.partition or None,
-                description=description,
-                configuration=properties,
-            )
+            try:
+                deltalake.DeltaTable.create(
+                    address,
+                    _arrow_schema(schema),
+                    mode="error",
+                    partition_by=schema.partition or None,
+                    description=description,
+                    configuration=properties,
+                )
+            except DeltaError:
+                if not self.exists(name):  # else another process made it
+                    raise
+            self._check_version(name)
             return
         assert spark is not None
         spark.sql(f"CREATE SCHEMA IF NOT EXISTS {address.rpartition('.')[0]}")
@@ -77,6 +83,12 @@ class Tables:
             + (f" PARTITIONED BY ({schema.partition})" if schema.partition else "")
             + (f" TBLPROPERTIES ({listed})" if listed else "")
         )
+
+    def check_versions(self, spark: SparkSession) -> None:
+        """Refuse a place whose tables another version of heathaze wrote, before anything is done there."""
+        for name in self.schemas:
+            if self.exists(name, spark):
+                self._check_version(name, spark)
 
     def read(self, name: str, spark: SparkSession) -> DataFrame:
         """The whole table as a DataFrame."""
@@ -98,8 +110,8 @@ class Tables:
         writer = writer.option("txnAppId", token).option("txnVersion", 1).option("userMetadata", token)
         try:
             writer.saveAsTable(self.address(name)) if self.in_catalog else writer.save(self.address(name))
-        except PySparkException as error:
-            if "ConcurrentTransactionException" not in str(error) and "DELTA_CONCURRENT_TRANSACTION" not in str(error):
+        except SPARK_ERRORS as error:
+            if not re.search("ConcurrentTransactionException|DELTA_CONCURRENT_TRANSACTION", str(error)):
                 raise
 
     def append_rows_once(self, name: str, rows: list[dict[str, Any]], token: str, spark: SparkSession | None = None) -> None:
@@ -238,7 +250,7 @@ class _FolderLog:
         check_schema_version("ledger", self._table.metadata().description)
         rows = self._table.to_pyarrow_table().to_pylist()
         self._rows = sorted(rows, key=lambda row: row["sequence"])
-        return self._rows[1:]
+        return [row for row in self._rows if row["sequence"] > 0]  # two processes may have begun the table at once
 
     def add(self, row: dict[str, Any]) -> bool:
         if self._table is None:
@@ -276,12 +288,6 @@ class _CatalogLog:
     def __init__(self, address: str, spark: SparkSession):
         self._address, self._spark = address, spark
         self._next = 1
-        if self._isolation() != "Serializable":
-            spark.sql(f"ALTER TABLE {address} SET TBLPROPERTIES ('delta.isolationLevel' = 'Serializable')")
-
-    def _isolation(self) -> str | None:
-        row = self._spark.sql(f"SHOW TBLPROPERTIES {self._address} ('delta.isolationLevel')").first()
-        return row["value"] if row is not None else None
 
     def read(self) -> list[dict[str, Any]]:
         rows = self._spark.table(self._address).orderBy("sequence").toJSON().collect()
@@ -299,8 +305,8 @@ class _CatalogLog:
                 f"MERGE INTO {self._address} AS t USING {view} AS s ON t.sequence = s.sequence "
                 f"WHEN NOT MATCHED THEN INSERT ({columns}) VALUES ({', '.join('s.' + c for c in LEDGER.column_names)})"
             ).first()
-        except PySparkException as error:
-            if "Concurrent" in type(error).__name__ or "DELTA_CONCURRENT" in str(error):
+        except SPARK_ERRORS as error:
+            if re.search(r"Concurrent\w*Exception|DELTA_CONCURRENT", f"{type(error).__name__} {error}"):
                 return False
             raise
         finally:

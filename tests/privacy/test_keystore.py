@@ -151,7 +151,6 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
     monkeypatch.setattr(owner, name, crash)
 
 
-@pytest.mark.xfail(strict=True, reason="destroy replaces the key's file, not the second link that a crash leaves behind")
 def test_a_key_is_gone_after_destroy_even_if_a_crash_left_its_temporary_file(tmp_path, monkeypatch):
     """The process died between linking the key into place and removing the name it was written under."""
     with monkeypatch.context() as patched:

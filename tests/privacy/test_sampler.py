@@ -288,7 +288,6 @@ def test_the_self_check_gives_even_p_values():
     assert stats.kstest(p_values, "uniform").pvalue > 1e-3
 
 
-@pytest.mark.xfail(strict=True, reason="below scale 0.108 the check only asks for fewer than 400 values that are not 0")
 def test_the_self_check_rejects_missing_noise_at_a_small_scale():
     with pytest.raises(SamplerBroken):
         self_check(Fraction(1, 10), draw=lambda key, domain, start, count: np.zeros(count, dtype=np.int32))  # 95 expected

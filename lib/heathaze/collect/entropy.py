@@ -27,9 +27,9 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
-from scipy.special import chdtrc
+from scipy.special import chdtrc, pdtr, pdtrc
 
-from heathaze.errors import KeyDestroyed, SamplerBroken
+from heathaze.errors import InputError, KeyDestroyed, SamplerBroken
 
 WORD_BITS = 63
 """Bits of a word that decide the magnitude; the 64th is the sign."""
@@ -179,8 +179,10 @@ def self_check(scale: Fraction, draw: Callable[[NoiseKey, int, int, int], np.nda
     mass = -np.diff(np.array([*tail, 0.0]))
     magnitude_bin = np.searchsorted(edges, np.abs(noise), side="right") - 1
     if len(mass) == 1:
-        wrong = np.count_nonzero(noise)
-        p_value = 1.0 if wrong < 400 else 0.0
+        # So little noise that only whether a draw is 0 can be counted.
+        expected_other = count * 2 * math.exp(-1 / s) / (1 + math.exp(-1 / s))
+        other = np.count_nonzero(noise)
+        p_value = float(min(1.0, 2 * min(pdtr(other, expected_other), pdtrc(other - 1, expected_other) if other else 1.0)))
     else:
         # Bin 0 is the value 0, which has no sign; the others count once for each sign.
         observed = np.concatenate(
@@ -212,18 +214,33 @@ class KeyStore:
     def __init__(self, directory: str | Path):
         self._directory = Path(directory)
 
+    def prepare(self) -> None:
+        """Make the folder of the keys, so that a charge is never followed by a key that cannot be kept."""
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise InputError(f"noise keys must be kept in a folder, but {self._directory} cannot be one: {error}.") from None
+
+    def living(self) -> list[str]:
+        """The entries whose keys have not been destroyed."""
+        names = [path.name for path in self._directory.iterdir()] if self._directory.is_dir() else []
+        return [name for name in names if not name.startswith(".") and not self._is_destroyed(name)]
+
+    def _is_destroyed(self, entry_id: str) -> bool:
+        return (self._directory / entry_id).read_bytes() == self._DESTROYED
+
     def key_of(self, entry_id: str) -> NoiseKey:
         """The key of this entry, drawn now if it has none yet."""
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.prepare()
         path = self._directory / entry_id
         if not path.exists():
             fresh = self._write(os.urandom(32), entry_id)
             try:
                 os.link(fresh, path)  # atomic, and fails if another process was first
-            except FileExistsError:
-                pass
+            except (FileExistsError, FileNotFoundError):
+                pass  # another process made the key, or has destroyed it by now
             finally:
-                fresh.unlink()
+                fresh.unlink(missing_ok=True)
         content = path.read_bytes()
         if content == self._DESTROYED:
             raise KeyDestroyed(
@@ -233,8 +250,10 @@ class KeyStore:
 
     def destroy(self, entry_id: str) -> None:
         """Replace the key by a mark that it existed."""
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.prepare()
         os.replace(self._write(self._DESTROYED, entry_id), self._directory / entry_id)
+        for leftover in self._directory.glob(f".{entry_id}.*"):  # of a process that died while it made the key
+            leftover.unlink(missing_ok=True)
 
     def _write(self, content: bytes, entry_id: str) -> Path:
         path = self._directory / f".{entry_id}.{os.getpid()}.{os.urandom(4).hex()}"

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from heathaze.errors import InputError
 from heathaze.policy import Policy
+from heathaze.session import SPARK_ERRORS
 from heathaze.tables import is_catalog_name
 
 if TYPE_CHECKING:
@@ -42,9 +44,12 @@ def find_source(spark: SparkSession, address: str, policy: Policy, period: Perio
     try:
         if kind in ("delta", "table"):
             return Source(address, kind, _delta_version(spark, address, kind))
-        return Source(address, kind, _fingerprint(spark, address, _partition_filter(policy, period)))
-    except PySparkException as error:
+        version = _fingerprint(spark, address, _partition_filter(policy, period))
+    except SPARK_ERRORS as error:
         raise InputError(f"the events at {address} cannot be read as {kind}: {_reason(error)}.") from None
+    if version.startswith("files:0:"):
+        raise _no_partition(address, policy, period)
+    return Source(address, kind, version)
 
 
 def read_source(spark: SparkSession, source: Source, policy: Policy, period: Period) -> DataFrame:
@@ -54,7 +59,7 @@ def read_source(spark: SparkSession, source: Source, policy: Policy, period: Per
     """
     try:
         events = _open(spark, source)
-    except PySparkException as error:
+    except SPARK_ERRORS as error:
         raise InputError(f"the events at {source.address} cannot be read as {source.kind}: {_reason(error)}.") from None
     if policy.dataset.partition:
         events = _one_partition(events, source, policy, period)
@@ -144,7 +149,20 @@ def _open(spark: SparkSession, source: Source) -> DataFrame:
     if source.kind == "parquet":
         return spark.read.parquet(source.address)
     # All columns as text: a value that does not parse becomes null and is dropped, never an error with the value in it.
-    return spark.read.option("header", True).csv(source.address)
+    _check_headers(source.address)
+    return spark.read.option("header", True).option("enforceSchema", False).csv(source.address)
+
+
+def _check_headers(address: str) -> None:
+    """Spark takes the columns of further CSV files by their place, so all files must begin with the same line."""
+    path = Path(address.removeprefix("file:"))
+    files = [one for one in sorted(path.rglob("*")) if _suffix(one.name)] if path.is_dir() else []
+    headers = set()
+    for file in files:
+        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
+            headers.add(lines.readline().strip())
+    if len(headers) > 1:
+        raise InputError(f"the CSV files in {address} must have the same columns in the same order, but they differ.")
 
 
 def _delta_version(spark: SparkSession, address: str, kind: str) -> str:
@@ -178,12 +196,16 @@ def _one_partition(events: DataFrame, source: Source, policy: Policy, period: Pe
     if name not in events.columns:
         raise InputError(f"the events at {source.address} must be partitioned by '{name}', but have no such column.")
     chosen = events.where(F.col(name).cast("string") == period.name)
-    if not chosen.inputFiles():
-        raise InputError(
-            f"the events at {source.address} must have a partition {name}={period.name}, but there is none. "
-            "Wait until it is written, or check --period."
-        )
+    if not chosen.inputFiles():  # for files, the fingerprint has told already
+        raise _no_partition(source.address, policy, period)
     return chosen
+
+
+def _no_partition(address: str, policy: Policy, period: Period) -> InputError:
+    return InputError(
+        f"the events at {address} must have a partition {policy.dataset.partition}={period.name}, but there is none. "
+        "Wait until it is written, or check --period."
+    )
 
 
 def _checked_columns(events: DataFrame, source: Source, policy: Policy) -> dict[str, Column]:
@@ -208,7 +230,7 @@ def _checked_columns(events: DataFrame, source: Source, policy: Policy) -> dict[
     return {part: F.col(f"`{name}`") for part, name in wanted.items()}
 
 
-def _reason(error: PySparkException) -> str:
+def _reason(error: Exception) -> str:
     """The kind of a Spark error without its text, which may quote rows."""
-    condition = error.getCondition() if isinstance(error, AnalysisException) else None
+    condition = error.getCondition() if isinstance(error, PySparkException) else None
     return condition or type(error).__name__

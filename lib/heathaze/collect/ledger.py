@@ -191,4 +191,5 @@ def _decimal(value: Fraction) -> Decimal:
     digits = 0
     while (value * 10**digits).denominator != 1:
         digits += 1
-    return Decimal(int(value * 10**digits)).scaleb(-digits)
+    whole = int(value * 10**digits)
+    return Decimal((int(whole < 0), tuple(int(digit) for digit in str(abs(whole))), -digits))

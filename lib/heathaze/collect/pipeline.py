@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,10 @@ from heathaze.collect import bound as bounding
 from heathaze.collect import events as incoming
 from heathaze.collect import noise as noising
 from heathaze.collect.count import count
-from heathaze.collect.entropy import KeyStore, self_check
+from heathaze.collect.entropy import KeyStore, NoiseKey, self_check
 from heathaze.collect.ledger import Entry, Ledger
 from heathaze.collect.private import PrivateTables
-from heathaze.errors import InputError
+from heathaze.errors import InputError, KeyDestroyed
 from heathaze.grid import Grid, Period
 from heathaze.policy import Policy
 
@@ -74,10 +75,16 @@ def run_bound(night: Collection, events_address: str) -> Entry:
     night.say("testing the noise sampler")
     self_check(night.policy.privacy.histogram_scale)
     night.say("charging the ledger")
+    night.tables.check_versions(night.spark)
+    night.keys.prepare()
+    _destroy_spent_keys(night)
     entry, source = _charge(night, source)
     if is_released(night, entry) or _is_done(night, "histogram", entry):
         return entry
-    salt = night.keys.key_of(entry.entry).salt()
+    key = _key(night, entry)
+    if key is None:
+        return entry
+    salt = key.salt()
     settings = bounding.BoundSettings(night.policy.privacy.max_events_per_user, salt)
     night.say(f"keeping at most {settings.max_events_per_user} events of each user")
     events = incoming.read_source(night.spark, source, night.policy, night.period)
@@ -109,7 +116,9 @@ def run_noise(night: Collection, entry: Entry) -> None:
     if not is_released(night, entry):
         if not _is_done(night, "histogram", entry):
             raise InputError(f"the events of {entry.dataset}/{entry.period} are not counted yet: run count first.")
-        privacy, key = night.policy.privacy, night.keys.key_of(entry.entry)
+        privacy, key = night.policy.privacy, _key(night, entry)
+        if key is None:
+            return
         night.say("testing the noise sampler")
         self_check(privacy.histogram_scale)
         night.say(f"drawing noise for {night.grid.cells * night.period.slices:,} cells")
@@ -174,6 +183,23 @@ def _charge(night: Collection, source: incoming.Source) -> tuple[Entry, incoming
     return entry, source
 
 
+def _key(night: Collection, entry: Entry) -> NoiseKey | None:
+    """The key of this entry; None where another run has released it and destroyed the key just now."""
+    try:
+        return night.keys.key_of(entry.entry)
+    except KeyDestroyed:
+        if is_released(night, entry):
+            return None
+        raise
+
+
+def _destroy_spent_keys(night: Collection) -> None:
+    """Destroy keys that a crash left behind after their noisy tables were committed."""
+    for entry_id in night.keys.living():
+        if night.tables.is_committed("noisy", f"{entry_id}:noisy", night.spark):
+            night.keys.destroy(entry_id)
+
+
 def _partitions(entry: Entry) -> tuple[str, str]:
     """Where the sample of an entry may be, the one that holds first: made without thresholds, and with them."""
     return f"{entry.entry}.whole", f"{entry.entry}.filtered"
@@ -190,15 +216,26 @@ def _write_sample(night: Collection, entry: Entry, events: DataFrame, settings: 
     if not night.tables.is_committed("sample", filtered, night.spark):
         sample = bounding.bound(bounding.drop_hopeless(watched, heavy, settings), settings)
         night.tables.append_once("sample", sample.withColumn("entry", F.lit(filtered)), token=filtered)
-        rows, seen = events.count(), observation.get
-        counters = {**seen, "rows_in_input": rows, "dropped_outside_period": rows - seen["rows_of_period"]}
-        _write_counters(night, entry, "rows", counters)
+        seen = _tallies(observation)
+        if seen is not None:
+            rows = events.count()
+            counters = {**seen, "rows_in_input": rows, "dropped_outside_period": rows - seen["rows_of_period"]}
+            _write_counters(night, entry, "rows", counters)
     if bounding.is_anyone_starved(_sample(night, filtered), heavy, settings):
         sample = bounding.bound(usable, settings)
         night.tables.append_once("sample", sample.withColumn("entry", F.lit(whole)), token=whole)
     heavy.unpersist()
     if night.policy.privacy.max_counted_per_user is not None:
         _write_counters(night, entry, "event_count", {"clipped_event_count": _clipped_event_count(usable, night.policy)})
+
+
+def _tallies(observation: Observation) -> dict[str, int] | None:
+    """What was counted on the way; None where Delta skipped our append, because another run's was there already."""
+    found: list[dict[str, int]] = []
+    waiting = threading.Thread(target=lambda: found.append(observation.get), daemon=True)
+    waiting.start()
+    waiting.join(timeout=30)
+    return found[0] if found else None
 
 
 def _sample(night: Collection, partition: str) -> DataFrame:
