@@ -35,5 +35,5 @@ setup(
         "horovod": ["horovod==0.28.1"],
         "test": ["databricks-bundles", "hypothesis", "nbclient", "pytest", "pytest-timeout", "pyyaml"],
     },
-    entry_points={"console_scripts": ["heathaze=heathaze.cli:main"]},
+    entry_points={"console_scripts": ["heathaze=heathaze.cli:command"]},
 )

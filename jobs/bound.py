@@ -1,7 +1,6 @@
 """bound: charge the ledger, then keep at most k events of each user in the private sample."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from heathaze import console
@@ -21,4 +20,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(console.run(main))
+    console.leave(console.run(main))

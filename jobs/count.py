@@ -1,7 +1,6 @@
 """count: the private sample to exact counts on the public grid, sparse and private."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from heathaze import console
@@ -22,4 +21,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(console.run(main))
+    console.leave(console.run(main))

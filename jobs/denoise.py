@@ -1,7 +1,6 @@
 """denoise: tonight's noisy tensor and every earlier one in, a better tensor out; trains a model where the method has one."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from heathaze import console
@@ -21,4 +20,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(console.run(main))
+    console.leave(console.run(main))

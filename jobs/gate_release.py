@@ -1,7 +1,6 @@
 """gate_release: judge the refined night on noisy data alone; exit code 2 and nothing published where it fails."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from heathaze import console
@@ -21,4 +20,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(console.run(main))
+    console.leave(console.run(main))

@@ -1,7 +1,6 @@
 """noise: exact discrete Laplace noise on every cell; writes the noisy tensor and destroys the key."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from heathaze import console
@@ -22,4 +21,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(console.run(main))
+    console.leave(console.run(main))

@@ -26,6 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return console.run(_run, arguments)
 
 
+def command() -> None:
+    """The console script."""
+    console.leave(main())
+
+
 def _run(arguments: Sequence[str] | None) -> None:
     parsed = build_parser().parse_args(arguments)
     parsed.do(parsed)
@@ -307,4 +312,4 @@ def _demo(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

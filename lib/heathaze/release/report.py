@@ -80,7 +80,7 @@ def render(candidate: Candidate, release: str, gates: list[dict[str, Any]]) -> s
         _head(candidate, release),
         _night(candidate, errors, gates, frames),
         _slices(candidate, frames),
-        _before_and_after(candidate, frames),
+        _before_and_after(candidate),
         _accuracy(candidate, errors),
         _budget(candidate.budget, candidate.period.name),
         _gates(gates),
@@ -167,8 +167,8 @@ class _BoxError:
         """Least and largest error over count.
 
         The denoised error holds for a single cell. In a larger box it takes cells to err independently, which neighbours do
-        not: in synthetic cities, boxes of 4 x 4 to 14 x 14 cells erred 1.1 to 2.6 times as much after shrink, and always less
-        than the noisy sum. So there the denoised error is the least, and the noisy one the largest.
+        not: in two synthetic cities, boxes of 4 x 4 and 14 x 14 cells erred 1.1 to 2.6 times as much after shrink, and less than
+        the noisy sum. So there the denoised error is taken as the least and the noisy one as the largest; no bound is proven.
         """
         if not self.typical or self.cells is None:
             return None
@@ -267,7 +267,7 @@ def _slices(candidate: Candidate, frames: _Frames) -> str:
     )
 
 
-def _before_and_after(candidate: Candidate, frames: _Frames) -> str:
+def _before_and_after(candidate: Candidate) -> str:
     rows, cols = _hottest_window(candidate)
     number = _busiest_slice(candidate)
     noisy, denoised = candidate.noisy[number, rows, cols], candidate.denoised[number, rows, cols]
@@ -305,7 +305,8 @@ def _accuracy(candidate: Candidate, errors: list[_BoxError]) -> str:
         f"<figure class=chart>{_img(_png(chart), 'Error and typical count by box size', 'map')}</figure>"
         "<p class=fine>± is one standard deviation, in published events; two of them hold about 19 of 20 boxes. The noisy one "
         "is exact: √cells × σ × γ. The denoised one adds up the denoiser's own deviations as if cells erred independently; "
-        "neighbours err alike, so for more than one cell the error lies between the two, and a box is called reliable where "
+        "neighbours err alike, so for more than one cell it is too small, the noisy one is our guess of the most (not a proven "
+        "bound: scaling and cutting at 0 are in neither), and a box is called reliable where "
         f"even the larger is at most {RELIABLE:.0%} of its count. Typical: median of the boxes that are not empty. Neither holds "
         "what the bound on events per user left out. "
         f"A noisy sum over all slices errs by √{len(candidate.refined)} times as much.</p></section>"
@@ -388,8 +389,8 @@ def _method(candidate: Candidate, release: str, gates: list[dict[str, Any]]) -> 
     counted = (
         f"N is the declared constant {candidate.event_count:,}"
         if privacy.event_count_scale is None
-        else f"N got noise of scale {float(privacy.event_count_scale):.4g} (sensitivity {privacy.max_counted_per_user:,}) and reads "
-        f"{candidate.event_count:,}"
+        else f"N got noise of scale {float(privacy.event_count_scale):.4g} (sensitivity {privacy.max_counted_per_user:,}) "
+        f"and reads {candidate.event_count:,}"
     )
     ends = [
         "values below 0 became 0 while the total was kept" if refine.non_negative else "values below 0 stayed",
