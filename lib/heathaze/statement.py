@@ -16,7 +16,7 @@ def promise(policy: Policy) -> list[str]:
     per = "ever" if budget.window == "ever" else f"per {budget.window}"
     scale = float(privacy.histogram_scale)
     sentences = [
-        f"Dataset {policy.dataset.name}: each release speaks of {length} from midnight {policy.dataset.timezone}, "
+        f"Dataset {policy.dataset.name}: each release speaks of {'one ' if policy.period.days == 1 else ''}{length} from midnight {policy.dataset.timezone}, "
         f"in {policy.period.slices} slices of {policy.period.days * 24 / policy.period.slices:g} hours.",
         f"The public grid has {grid.rows} x {grid.cols} cells of {grid.height_metres / grid.rows:.0f} x "
         f"{grid.width_metres / grid.cols:.0f} m, from {grid.south:g}, {grid.west:g} to {grid.north:g}, {grid.east:g}; "
