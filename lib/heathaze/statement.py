@@ -12,11 +12,12 @@ def promise(policy: Policy) -> list[str]:
     """One sentence per promise, for the person who signs for the policy."""
     privacy, budget, grid = policy.privacy, policy.budget, policy.grid.build()
     length = "day" if policy.period.days == 1 else f"{policy.period.days} days"
+    one_period = "one day" if policy.period.days == 1 else length
     nights = Fraction(budget.cap) // Fraction(privacy.epsilon)
     per = "ever" if budget.window == "ever" else f"per {budget.window}"
     scale = float(privacy.histogram_scale)
     sentences = [
-        f"Dataset {policy.dataset.name}: each release speaks of {'one ' if policy.period.days == 1 else ''}{length} from midnight {policy.dataset.timezone}, "
+        f"Dataset {policy.dataset.name}: each release speaks of {one_period} from midnight {policy.dataset.timezone}, "
         f"in {policy.period.slices} slices of {policy.period.days * 24 / policy.period.slices:g} hours.",
         f"The public grid has {grid.rows} x {grid.cols} cells of {grid.height_metres / grid.rows:.0f} x "
         f"{grid.width_metres / grid.cols:.0f} m, from {grid.south:g}, {grid.west:g} to {grid.north:g}, {grid.east:g}; "

@@ -59,7 +59,8 @@ def bound() -> list[dict[str, Any]]:
         different += histograms["heathaze"].exceptAll(histograms["window"]).count()
         best = {name: round(min(values), 1) for name, values in times.items()}
         ratio = round(best["heathaze"] / best["window"], 2)
-        rows.append({"rows": f"{millions} M", **{f"{n}_s": t for n, t in best.items()}, "ratio": ratio, "different_cells": different})
+        seconds = {f"{name}_s": value for name, value in best.items()}
+        rows.append({"rows": f"{millions} M", **seconds, "ratio": ratio, "different_cells": different})
     spark.stop()
     return rows
 
