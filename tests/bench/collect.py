@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
 
 from heathaze.collect import bound as bounding
 from heathaze.collect import entropy
@@ -46,7 +47,7 @@ def bound() -> list[dict[str, Any]]:
     """bound + count on 20 M and 50 M power-law rows, against the plain row_number window in the same session."""
     spark = start_spark("UTC", **{"spark.driver.memory": "6g"})
     rows = []
-    for millions in (20,):
+    for millions in (20, 50):
         events = _city(spark, millions)
         times: dict[str, list[float]] = {"window": [], "heathaze": []}
         histograms = {}
@@ -101,7 +102,11 @@ def _city(spark: SparkSession, millions: int) -> DataFrame:
 
 
 def _plain(events: DataFrame, tables: PrivateTables, settings: bounding.BoundSettings) -> DataFrame:
-    return _written(tables, bounding.bound(events, settings), "plain")
+    """The reference: row_number over the user's events in the order of their hashes, and nothing else."""
+    first_k = Window.partitionBy("user_id").orderBy("hash")
+    ranked = events.withColumn("hash", bounding._hash(settings.salt)).withColumn("rank", F.row_number().over(first_k))
+    sample = ranked.where(F.col("rank") <= settings.max_events_per_user).select(*bounding.COLUMNS)
+    return _written(tables, sample, "plain")
 
 
 def _filtered(events: DataFrame, tables: PrivateTables, settings: bounding.BoundSettings) -> DataFrame:
@@ -113,8 +118,6 @@ def _filtered(events: DataFrame, tables: PrivateTables, settings: bounding.Bound
 
 
 def _written(tables: PrivateTables, sample: DataFrame, name: str) -> DataFrame:
-    from pyspark.sql import functions as F
-
     tables.append_once("sample", sample.withColumn("entry", F.lit(name)), token=name)
     return tables.read("sample", sample.sparkSession)
 
@@ -123,8 +126,6 @@ def _bound_and_count(
     events: DataFrame, sample_of: Callable[[DataFrame, PrivateTables, bounding.BoundSettings], DataFrame], name: str
 ) -> DataFrame:
     """Bound, materialise, check and count, as the pipeline does; returns the histogram as it was written."""
-    from pyspark.sql import functions as F
-
     shutil.rmtree(WORK / name, ignore_errors=True)
     tables = PrivateTables(str(WORK / name))
     settings = bounding.BoundSettings(POLICY.privacy.max_events_per_user, salt=12345)
