@@ -28,6 +28,10 @@ _DESCRIPTION = "heathaze, schema version "
 """A table's description carries its schema version: Spark and delta-rs both write and read it."""
 
 
+_ATTEMPTS = 20
+"""Tries of one append against concurrent ones."""
+
+
 class Tables:
     """The tables that any stage may read, and where they are kept."""
 
@@ -121,14 +125,17 @@ class Tables:
             self.append_once(name, spark.createDataFrame(rows, self.schemas[name].columns), token)
             return
         self.create(name)
-        table = deltalake.DeltaTable(self.address(name))
-        if table.transaction_version(token) is None:
-            once = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(token, 1)])
-            arrow = pa.Table.from_pylist(rows, schema=_arrow_schema(self.schemas[name]))
+        once = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(token, 1)])
+        arrow = pa.Table.from_pylist(rows, schema=_arrow_schema(self.schemas[name]))
+        for attempt in range(_ATTEMPTS):
+            table = deltalake.DeltaTable(self.address(name))
+            if table.transaction_version(token) is not None:
+                return
             try:
                 deltalake.write_deltalake(table, arrow, mode="append", commit_properties=once)
-            except CommitFailedError:
-                if deltalake.DeltaTable(self.address(name)).transaction_version(token) is None:
+                return
+            except CommitFailedError:  # another process committed meanwhile: look again
+                if attempt == _ATTEMPTS - 1:
                     raise
 
     def is_committed(self, name: str, token: str, spark: SparkSession | None = None) -> bool:

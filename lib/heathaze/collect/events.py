@@ -47,7 +47,7 @@ def find_source(spark: SparkSession, address: str, policy: Policy, period: Perio
         version = _fingerprint(spark, address, _partition_filter(policy, period))
     except SPARK_ERRORS as error:
         raise InputError(f"the events at {address} cannot be read as {kind}: {_reason(error)}.") from None
-    if version.startswith("files:0:"):
+    if policy.dataset.partition and version.startswith("files:0:"):
         raise _no_partition(address, policy, period)
     return Source(address, kind, version)
 
