@@ -303,7 +303,7 @@ BAD_ARGUMENTS = {
     "before 1970": (period("1969-12-31"), "must lie between 1970 and 2260"),
     "the last day of all": (period("9999-12-31"), BY_FIRST_DAY.format("'9999-12-31'")),
     "tomorrow": (period(TOMORROW), f"must be over before it is released, but {TOMORROW} ends at"),
-    "today": (period(datetime.now(timezone.utc).date().isoformat()), "must be over before it is released"),
+    "far ahead": (period("2199-01-01"), "must be over before it is released, but 2199-01-01 ends at"),
     "a file as tables": (file_as_tables, "--tables must name a folder or catalog.schema, but .* is a file"),
     "tables below a file": (file_above_tables, "but .*policy.toml/tables/.* cannot be one: .*Not a directory"),
     "a file as keys": (file_as_keys, "noise keys must be kept in a folder, but .* cannot be one"),

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -14,7 +15,16 @@ from scipy import stats
 
 from heathaze.collect import bound as bounding
 from heathaze.collect import pipeline
-from heathaze.collect.bound import COLUMNS, BoundSettings, bound, check_bound, drop_hopeless, is_anyone_starved, thresholds
+from heathaze.collect.bound import (
+    COLUMNS,
+    BoundSettings,
+    bound,
+    check_bound,
+    counted_part,
+    drop_hopeless,
+    is_anyone_starved,
+    thresholds,
+)
 from heathaze.collect.count import count
 from heathaze.collect.entropy import KeyStore
 from heathaze.collect.private import PrivateTables
@@ -188,6 +198,21 @@ def test_filter_before_the_shuffle_changes_nothing_of_the_sample(power_law, coun
     assert not is_anyone_starved(sample, heavy, settings)
     assert filtered.count() < power_law.count() / 2, "the filter must be worth having"
     heavy.unpersist()
+
+
+def test_heavy_users_are_looked_for_in_some_whole_files_where_there_are_many_and_in_all_where_there_are_few(spark, tmp_path):
+    kinds = [pa.string(), pa.timestamp("us", "UTC"), pa.float64(), pa.float64()]
+    for i in range(12):
+        events = zip(*events_of_user(f"file{i}", 3), strict=True)
+        pq.write_table(
+            pa.table([pa.array(c, k) for c, k in zip(events, kinds, strict=True)], names=COLUMNS), tmp_path / f"{i}.parquet"
+        )
+    many = spark.read.parquet(str(tmp_path)).select(*COLUMNS).where(F.col("lat") > 0)
+    counted = kept_of(rows_of(counted_part(many)))
+    assert 0 < len(counted) < 12 and set(counted.values()) == {3}
+    assert kept_of(rows_of(counted_part(many))) == counted
+    few = spark.read.parquet(*(str(tmp_path / f"{i}.parquet") for i in range(3))).select(*COLUMNS)
+    assert len(kept_of(rows_of(counted_part(few)))) == 3
 
 
 def starving(k: int) -> BoundSettings:

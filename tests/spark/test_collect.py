@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import DataFrameWriter, Observation, SparkSession
+from pyspark.sql import DataFrameWriter, SparkSession
 from tests.conftest import policy_text
 
 from heathaze.collect import pipeline
@@ -265,19 +264,7 @@ def test_an_unfinished_release_goes_on_at_its_version_and_key_though_the_table_h
     assert night.keys.key_of(unfinished.charged.entry)._secret == unfinished.key
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_run_that_finds_its_sample_committed_by_another_run_goes_on(unfinished, monkeypatch):
-    class Impatient(Observation):
-        @property
-        def get(self) -> dict:
-            deadline = time.monotonic() + 3
-            while not self._jo.future().isCompleted():
-                if time.monotonic() > deadline:  # this would wait for ever
-                    raise SystemExit
-                time.sleep(0.1)
-            return super().get
-
-    monkeypatch.setattr(pipeline, "Observation", Impatient)
     monkeypatch.setattr(PrivateTables, "is_committed", lambda *arguments: False)
     assert run_bound(unfinished.night, unfinished.address) == unfinished.charged
 

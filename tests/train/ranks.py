@@ -32,7 +32,7 @@ def one_step(seam: Seam, joined: np.ndarray) -> dict[str, torch.Tensor]:
     learner = VQVAELearner(noisy_slices(), 50.0, SETTINGS, seam, seed=1)
     seam.broadcast(learner.model)
     optimizer = seam.wrap(torch.optim.SGD(learner.model.parameters(), lr=1.0), learner.model)
-    optimizer.zero_grad(set_to_none=False)
+    optimizer.zero_grad()
     part = torch.from_numpy(joined[seam.rank :: seam.size])
     learner.loss(part).backward()
     optimizer.step()

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import inspect
 import json
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from heathaze.collect import bound as bounding
@@ -208,34 +207,27 @@ def _partitions(entry: Entry) -> tuple[str, str]:
 def _write_sample(night: Collection, entry: Entry, events: DataFrame, settings: bounding.BoundSettings) -> None:
     """Materialise the sample, and once more without thresholds in the rare case that they starved a user."""
     whole, filtered = _partitions(entry)
-    observation = Observation("rows")
-    during = events.where(incoming.is_during(night.period)).observe(observation, *incoming.tallies(night.grid))
-    watched = incoming.usable(during, night.grid, night.period)
     usable = incoming.usable(events, night.grid, night.period)
     heavy = bounding.thresholds(bounding.counted_part(usable), settings).cache()
     if not night.tables.is_committed("sample", filtered, night.spark):
-        sample = bounding.bound(bounding.drop_hopeless(watched, heavy, settings), settings)
+        sample = bounding.bound(bounding.drop_hopeless(usable, heavy, settings), settings)
         night.tables.append_once("sample", sample.withColumn("entry", F.lit(filtered)), token=filtered)
-        seen = _tallies(observation)
-        if seen is not None:
-            rows = events.count()
-            counters = {**seen, "rows_in_input": rows, "dropped_outside_period": rows - seen["rows_of_period"]}
-            _write_counters(night, entry, "rows", counters)
     if bounding.is_anyone_starved(_sample(night, filtered), heavy, settings):
         sample = bounding.bound(usable, settings)
         night.tables.append_once("sample", sample.withColumn("entry", F.lit(whole)), token=whole)
     heavy.unpersist()
+    _write_tallies(night, entry, events)
     if night.policy.privacy.max_counted_per_user is not None:
         _write_counters(night, entry, "event_count", {"clipped_event_count": _clipped_event_count(usable, night.policy)})
 
 
-def _tallies(observation: Observation) -> dict[str, int] | None:
-    """What was counted on the way; None where Delta skipped our append, because another run's was there already."""
-    found: list[dict[str, int]] = []
-    waiting = threading.Thread(target=lambda: found.append(observation.get), daemon=True)
-    waiting.start()
-    waiting.join(timeout=30)
-    return found[0] if found else None
+def _write_tallies(night: Collection, entry: Entry, events: DataFrame) -> None:
+    """Count what was dropped and why, into the private counters."""
+    seen = events.where(incoming.is_during(night.period)).agg(*incoming.tallies(night.grid)).first()
+    assert seen is not None
+    rows = events.count()
+    counters = {**seen.asDict(), "rows_in_input": rows, "dropped_outside_period": rows - seen["rows_of_period"]}
+    _write_counters(night, entry, "rows", counters)
 
 
 def _sample(night: Collection, partition: str) -> DataFrame:

@@ -115,7 +115,7 @@ def train(seam: Seam, learner: Learner, settings: TrainSettings, work: Path) -> 
             number = (epoch - 1) * settings.steps_per_epoch + step
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * _schedule(number, settings.epochs * settings.steps_per_epoch)
-            stepper.zero_grad(set_to_none=False)
+            stepper.zero_grad()
             loss = learner.loss(learner.batch(np.random.default_rng((settings.seed, number, seam.rank))))
             value = loss.item()
             if not math.isfinite(value):
