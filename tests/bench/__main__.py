@@ -6,9 +6,15 @@ import argparse
 import json
 import sys
 
-from tests.bench import collect
+from tests.bench import collect, denoise
 
-BENCHMARKS = {"sampler": collect.sampler, "bound": collect.bound, "growth": collect.growth}
+BENCHMARKS = {
+    "sampler": collect.sampler,
+    "bound": collect.bound,
+    "growth": collect.growth,
+    "error": denoise.error,
+    "step": denoise.step,
+}
 
 
 def main() -> None:
