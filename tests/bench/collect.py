@@ -128,7 +128,8 @@ def _bound_and_count(
     """Bound, materialise, check and count, as the pipeline does; returns the histogram as it was written."""
     shutil.rmtree(WORK / name, ignore_errors=True)
     tables = PrivateTables(str(WORK / name))
-    settings = bounding.BoundSettings(POLICY.privacy.max_events_per_user, salt=12345)
+    partitions = bounding.PARTITIONS_PER_CORE * events.sparkSession.sparkContext.defaultParallelism
+    settings = bounding.BoundSettings(POLICY.privacy.max_events_per_user, salt=12345, partitions=partitions)
     sample = sample_of(events, tables, settings)
     bounding.check_bound(sample, settings.max_events_per_user)
     histogram = count(sample, POLICY.grid.build(), POLICY.period_of(DAY.isoformat()))

@@ -20,6 +20,8 @@ COLUMNS = ["user_id", "event_time", "lat", "lon"]
 HEAVIEST = 100_000
 """Users that get a threshold: a bound on what is broadcast, whatever the data."""
 
+PARTITIONS_PER_CORE = 32
+
 COUNTED_SHARE = 4
 """One file in this many is counted to find heavy users."""
 
@@ -34,6 +36,8 @@ class BoundSettings:
     """Salt of the hash; one per release."""
     margin: float = 8.0
     """Standard deviations of slack of the filter before the shuffle; see `thresholds`."""
+    partitions: int | None = None
+    """Partitions of the shuffle; None leaves the number to Spark. Many small sorts that fit the cache beat few large ones."""
 
     @property
     def ample(self) -> float:
@@ -50,6 +54,8 @@ def bound(events: DataFrame, settings: BoundSettings) -> DataFrame:
     # Sorting by a 64-bit hash of the user first is faster than by the id; the id still decides who is who.
     first_k = Window.partitionBy("user_hash", "user_id").orderBy("hash", "event_time", "lat", "lon")
     hashed = events.select(*COLUMNS, F.xxhash64("user_id").alias("user_hash"), _hash(settings.salt).alias("hash"))
+    if settings.partitions is not None:
+        hashed = hashed.repartition(settings.partitions, "user_hash")
     ranked = hashed.withColumn("rank", F.row_number().over(first_k))
     # Written as a sum, which Spark does not push into a second sort before the shuffle: heavy users are thinned out by then.
     return ranked.where(F.col("rank") - settings.max_events_per_user <= 0).select(*COLUMNS)

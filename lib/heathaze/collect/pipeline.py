@@ -84,7 +84,8 @@ def run_bound(night: Collection, events_address: str) -> Entry:
     if key is None:
         return entry
     salt = key.salt()
-    settings = bounding.BoundSettings(night.policy.privacy.max_events_per_user, salt)
+    partitions = bounding.PARTITIONS_PER_CORE * night.spark.sparkContext.defaultParallelism
+    settings = bounding.BoundSettings(night.policy.privacy.max_events_per_user, salt, partitions=partitions)
     night.say(f"keeping at most {settings.max_events_per_user} events of each user")
     events = incoming.read_source(night.spark, source, night.policy, night.period)
     _write_sample(night, entry, events, settings)
