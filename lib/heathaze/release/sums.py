@@ -1,0 +1,67 @@
+"""Sums over boxes of a tensor, many at once, from its prefix sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+CHUNK = 4096
+"""Boxes that are looked up together: what they need stays in the processor's cache."""
+
+
+def prefix_sum(values: np.ndarray) -> np.ndarray:
+    """F[t, r, c] = the sum of values[:t, :r, :c], float64, one longer than `values` along each axis."""
+    slices, rows, cols = values.shape
+    total = np.zeros((rows, cols))
+    prefix = np.empty((slices + 1, rows + 1, cols + 1))
+    prefix[0], prefix[:, 0], prefix[:, :, 0] = 0, 0, 0
+    for number in range(slices):
+        total += values[number]
+        image = prefix[number + 1, 1:, 1:]
+        np.cumsum(total, axis=0, out=image)
+        np.cumsum(image, axis=1, out=image)
+    return prefix
+
+
+def box_sums(prefixes: Sequence[np.ndarray], slices: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> list[np.ndarray]:
+    """Sums over boxes, for each of some tensors of one shape. Edges are n x 2, in cells, and may cut them.
+
+    A cell counts by the share of it that lies in the box: F is interpolated between its nodes, linearly along each axis.
+    """
+    sums = [np.empty(len(slices)) for _ in prefixes]
+    shape = prefixes[0].shape if prefixes else (2, 2, 2)
+    for start in range(0, len(slices), CHUNK):
+        part = slice(start, start + CHUNK)
+        nodes, shares = zip(
+            *(_nodes(edges[part], size) for edges, size in zip((slices, rows, cols), shape, strict=True)), strict=True
+        )
+        places = (nodes[0][:, :, None] * shape[1] + nodes[1][:, None, :])[..., None] * shape[2] + nodes[2][:, None, None, :]
+        for prefix, out in zip(prefixes, sums, strict=True):
+            found = np.einsum("ntrc,nc->ntr", prefix.ravel().take(places), shares[2])
+            out[part] = np.einsum("nt,nt->n", np.einsum("ntr,nr->nt", found, shares[1]), shares[0])
+    return sums
+
+
+def whole_sums(prefix: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Sums over boxes of whole cells: low (within) and high (beyond) are n x 3 indices of slice, row and column."""
+    sums = np.zeros(len(low))
+    for corner in np.ndindex(2, 2, 2):
+        place = [(low, high)[end][:, axis] for axis, end in enumerate(corner)]
+        sums += (-1) ** (3 - sum(corner)) * prefix[place[0], place[1], place[2]]
+    return sums
+
+
+def share_powers(edges: np.ndarray, power: int) -> np.ndarray:
+    """Along one axis: the sum over cells of the share that lies between the edges (n x 2), to a power."""
+    first, last = np.floor(edges[:, 0]), np.ceil(edges[:, 1]) - 1
+    ends = (first + 1 - edges[:, 0]) ** power + (edges[:, 1] - last) ** power
+    return np.where(first >= last, (edges[:, 1] - edges[:, 0]) ** power, ends + last - first - 1)
+
+
+def _nodes(edges: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The four nodes of F along one axis that the edges lie between, and their weights in F(end) - F(begin)."""
+    below = np.clip(edges.astype(np.int64), 0, size - 2)
+    beyond = edges - below
+    nodes = np.stack([below[:, 0], below[:, 0] + 1, below[:, 1], below[:, 1] + 1], axis=1)
+    return nodes, np.stack([beyond[:, 0] - 1, -beyond[:, 0], 1 - beyond[:, 1], beyond[:, 1]], axis=1)

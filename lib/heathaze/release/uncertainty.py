@@ -1,0 +1,366 @@
+"""How sure an answer is: the exact law of a sum of noise, and an error model that was learnt in rehearsals.
+
+A rehearsal is a run of the denoiser on counts that are public, made noisy by the same law. There the error of every box is known, so
+it can be learnt how far answers are off, by the size of the box and by what the denoiser claims of it. Nothing here is private.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from math import ceil, exp, log2, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import t as student
+
+from heathaze.errors import InputError
+from heathaze.learn.denoiser import noise_fourth_moment, noise_variance
+from heathaze.release.sums import prefix_sum, whole_sums
+
+COVERAGE = 0.9
+"""Share of answers whose interval shall hold the truth; half of the rest lies on either side."""
+TAIL = (1 - COVERAGE) / 2
+NORMAL = 1.6448536269514722
+"""Quantile of the normal law at 1 - TAIL."""
+
+EXACT = 64
+"""Up to so many draws the law of their sum is computed; the sum of more is as good as normal."""
+FINEST = 500
+"""Scales above it are computed on a coarser lattice: a step of it is 1/500 of the scale."""
+
+BINS = 6
+"""Levels of claimed deviation that are told apart for one size of box, at most."""
+MIXED, COUNTED = 10, 40
+"""Places apart from which on estimate and noisy sum are mixed, and from which on quantiles are counted rather than Student's."""
+TOO_WIDE = 0.92
+"""Intervals that hold more than this of both kinds of boxes are made narrower."""
+FLOOR = 1e-6
+"""Least variance of a cell that is taken as claimed, as a part of the noise's: no spread is 0."""
+DIGITS = 4
+"""Significant digits in JSON."""
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class NoiseLaw:
+    """Weighted sums of independent discrete Laplace noise."""
+
+    scale: Fraction
+    """Of one draw."""
+
+    @property
+    def variance(self) -> float:
+        return noise_variance(self.scale)
+
+    def half_width(self, squares: np.ndarray, fourths: np.ndarray) -> np.ndarray:
+        """Half the 90 % interval of sum(w X), from sum(w^2) and sum(w^4).
+
+        For m whole weights it is exact: the smallest whole number that holds at least 90 %. Otherwise it is that of m = sum(w^2)^2 /
+        sum(w^4) equal weights of the same variance, which has the same kurtosis.
+        """
+        draws = np.square(squares) / np.maximum(fourths, 1e-300)
+        return np.sqrt(squares * self.variance) * self.quantile(draws)
+
+    def quantile(self, draws: np.ndarray) -> np.ndarray:
+        """The 95 % quantile of the sum of so many draws, in its standard deviations: exact, beyond EXACT by Cornish and Fisher."""
+        exact = np.interp(draws, np.arange(1, EXACT + 1), _exact_quantiles(self.scale))
+        kurtosis = (noise_fourth_moment(self.scale) / self.variance**2 - 3) / np.maximum(draws, EXACT)
+        return np.where(draws <= EXACT, exact, NORMAL + kurtosis * (NORMAL**3 - 3 * NORMAL) / 24)
+
+
+@lru_cache(maxsize=64)
+def _exact_quantiles(scale: Fraction) -> np.ndarray:
+    """The 95 % quantiles of sums of 1 to EXACT draws, in their standard deviations.
+
+    The characteristic function of one draw is (1 - a)^2 / ((1 - a)^2 + 4 a sin^2(x / 2)); its powers, transformed back on a circle
+    far wider than the law, are the laws of the sums.
+    """
+    lattice = min(scale, Fraction(FINEST))
+    a = exp(-1 / float(lattice))
+    size = 2 ** ceil(log2(256 * float(lattice) + 256))
+    one = (1 - a) ** 2 / ((1 - a) ** 2 + 4 * a * np.sin(np.pi * np.arange(size // 2 + 1) / size) ** 2)
+    quantiles, power = np.empty(EXACT), np.ones_like(one)
+    for number in range(EXACT):
+        power = power * one
+        law = np.fft.irfft(power, size)[: size // 2]
+        below = (1 + law[0]) / 2 + np.concatenate([[0], np.cumsum(law[1:])])
+        reached = int(np.argmax(below >= 1 - TAIL - 1e-12))
+        quantiles[number] = reached / sqrt((number + 1) * noise_variance(lattice))
+    return quantiles
+
+
+class Rehearsal(NamedTuple):
+    """One run of the denoiser on public counts. Tensors are slices x rows x cols, in units of the bounded sample."""
+
+    truth: np.ndarray
+    noisy: np.ndarray
+    """The truth with noise of the law of the release."""
+    estimate: np.ndarray
+    """After everything that published values go through, but for the factor gamma."""
+    deviation: np.ndarray | None
+    """What the denoiser claims of each cell; None where it claims nothing."""
+
+
+class Judged(NamedTuple):
+    """Answers of an error model, one per box."""
+
+    answer: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    weight: np.ndarray
+    """Of the estimate; the rest is the noisy sum's."""
+
+
+@dataclass(frozen=True)
+class ErrorModel:
+    """How estimate and noisy sum of a box are best mixed, and where the truth then lies.
+
+    For each rung, an area in cells by a length in slices, and each bin of the claimed level (variance that is claimed per cell):
+    the weight of the estimate, and between which multiples of the spread the truth lies off the answer in 90 % of boxes. With weight w,
+    the spread is sqrt(w^2 (c^2 + floor) + (1 - w)^2 noise), where c is the claim for the box, floor the variance that claims of this
+    bin miss on average, and noise the known variance of the noisy sum. Between rungs, all of it is interpolated in log area and
+    log length.
+    """
+
+    variance: float
+    """Of the noise of one cell."""
+    areas: np.ndarray
+    lengths: np.ndarray
+    edges: np.ndarray
+    """areas x lengths x (BINS - 1): levels between the bins, infinite beyond the last bin."""
+    weights: np.ndarray
+    """areas x lengths x BINS, as are the next three."""
+    lows: np.ndarray
+    highs: np.ndarray
+    floors: np.ndarray
+    """Per cell."""
+
+    @classmethod
+    def fit(cls, rehearsals: Sequence[tuple[Any, ...]], scale: Fraction, boxes: int = 4000, seed: int = 0) -> ErrorModel:
+        """Learn from rehearsals; `boxes` are drawn per rung and rehearsal, half anywhere and half around records of the truth.
+
+        A box anywhere is mostly cold and a box at a record is mostly hot: the interval shall hold both kinds in 90 %.
+        """
+        runs = [Rehearsal(*run) for run in rehearsals]
+        if not runs:
+            raise InputError("an error model is learnt from at least one rehearsal, but there is none.")
+        shape = runs[0].truth.shape
+        random = np.random.default_rng(seed)
+        ladder = _ladder(shape)
+        drawn = [_errors_in(run, number, ladder, boxes, random) for number, run in enumerate(runs)]
+        variance = noise_variance(scale)
+        areas, lengths = sorted({size[1] * size[2] for size in ladder}), sorted({size[0] for size in ladder})
+        model = cls(variance, np.array(areas), np.array(lengths), *_empty(len(areas), len(lengths)))
+        for number, (length, rows, cols) in enumerate(ladder):
+            rung = (areas.index(rows * cols), lengths.index(length))
+            whole = _Errors(*(np.concatenate(parts) for parts in zip(*(one[number] for one in drawn), strict=True)))
+            model._learn(rung, whole, length * rows * cols)
+        return model
+
+    def answer(
+        self, estimate: np.ndarray, noisy_sum: np.ndarray, claimed: np.ndarray | None, area: np.ndarray, length: np.ndarray
+    ) -> Judged:
+        """The best answer for each box, and its 90 % interval, all in units of the bounded sample.
+
+        `claimed` is sqrt(sum of squared deviations) of a box; None where there are none: then it is the root of the estimate.
+        """
+        cells = np.asarray(area * length, dtype=np.float64)
+        claim = _claim(estimate, claimed)
+        weight, low, high, floor = self._look_up(claim / cells, area, length)
+        claim = claim + floor * cells
+        spread = np.sqrt(weight**2 * claim + (1 - weight) ** 2 * self.variance * cells)
+        answer = weight * estimate + (1 - weight) * noisy_sum
+        # The interval of a biased estimate may lie beside it; one that does not hold its own answer would be read as a mistake.
+        return Judged(answer, answer + np.minimum(low * spread, 0), answer + np.maximum(high * spread, 0), weight)
+
+    def to_json(self) -> dict[str, Any]:
+        """The model as JSON values, a few kilobytes."""
+        bins = np.isfinite(self.edges).sum(2) + 1
+        rungs = [
+            [[_short(values[place][: bins[place] - less]) for values, less in self._learnt] for place in row]
+            for row in [[(i, j) for j in range(len(self.lengths))] for i in range(len(self.areas))]
+        ]
+        sizes = {"areas": self.areas.tolist(), "lengths": self.lengths.tolist()}
+        return {"version": VERSION, "variance": self.variance, **sizes, "rungs": rungs}
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> ErrorModel:
+        """The model that `to_json` wrote."""
+        if found.get("version") != VERSION:
+            raise InputError(
+                f"the error model of this release must have version {VERSION}, but it has {found.get('version')}. "
+                "Use the version of heathaze that wrote it."
+            )
+        areas, lengths = np.array(found["areas"]), np.array(found["lengths"])
+        model = cls(found["variance"], areas, lengths, *_empty(len(areas), len(lengths)))
+        for i, row in enumerate(found["rungs"]):
+            for j, rung in enumerate(row):
+                for (values, _), numbers in zip(model._learnt, rung, strict=True):
+                    values[i, j, : len(numbers)] = numbers
+        return model
+
+    @property
+    def _learnt(self) -> list[tuple[np.ndarray, int]]:
+        """What is learnt of each rung, and by how much it is shorter than the number of bins."""
+        return [(self.edges, 1), (self.weights, 0), (self.lows, 0), (self.highs, 0), (self.floors, 0)]
+
+    def _learn(self, rung: tuple[int, int], errors: _Errors, cells: int) -> None:
+        """Fill in one rung from the errors of its boxes."""
+        claim = errors.claim
+        bins = int(np.clip(len(np.unique(errors.place)) // COUNTED, 1, BINS))
+        edges = np.unique(np.quantile(claim / cells, np.arange(1, bins) / bins))
+        edges = edges[(edges > claim.min() / cells) & (edges <= claim.max() / cells)]
+        self.edges[rung][: len(edges)] = edges
+        group = np.searchsorted(edges, claim / cells, side="right")
+        for number in range(len(edges) + 1):
+            here = group == number
+            missed = float(np.mean(errors.estimate[here] ** 2 - claim[here]))
+            floor = max(missed, FLOOR * self.variance * cells)
+            found = _judge(_Errors(*(values[here] for values in errors)), claim[here] + floor, self.variance * cells)
+            for (values, _), value in zip(self._learnt[1:], (*found, floor / cells), strict=True):
+                values[rung][number] = value
+
+    def _look_up(self, level: np.ndarray, area: np.ndarray, length: np.ndarray) -> np.ndarray:
+        """Weight, low, high and floor (4 x n) of each box, from the four rungs around it."""
+        tall, across = len(self.areas), len(self.lengths)
+        sizes = np.interp(np.log(area), np.log(self.areas), np.arange(tall))
+        spans = np.interp(np.log(length), np.log(self.lengths), np.arange(across))
+        learnt = np.stack([values for values, _ in self._learnt[1:]], axis=-1).reshape(-1, 4)
+        edges = self.edges.reshape(tall * across, -1)
+        found = np.zeros((len(level), 4))
+        for i, part_i in _around(sizes, tall):
+            for j, part_j in _around(spans, across):
+                rung = i * across + j
+                group = np.zeros(len(level), dtype=np.int64)
+                for number in range(edges.shape[1]):
+                    group += level >= edges[rung, number]
+                found += (part_i * part_j)[:, None] * learnt[rung * BINS + group]
+        return found.T
+
+
+class _Errors(NamedTuple):
+    """Boxes of one size."""
+
+    estimate: np.ndarray
+    """Estimate less truth."""
+    noisy: np.ndarray
+    """Noisy sum less truth."""
+    claim: np.ndarray
+    """Claimed variance."""
+    at_record: np.ndarray
+    """Whether the box was placed around a record."""
+    place: np.ndarray
+    """Number of the place: boxes of different numbers hardly overlap in space, or are of different rehearsals."""
+
+
+def _claim(estimate: np.ndarray, claimed: np.ndarray | None) -> np.ndarray:
+    """Claimed variance of a box: counts that nobody knows more of vary like Poisson's."""
+    return np.maximum(estimate, 0) if claimed is None else np.square(claimed)
+
+
+def _ladder(shape: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """Sizes of boxes, slices x rows x cols: sides and lengths double up to the whole grid and all slices."""
+    slices, rows, cols = shape
+    lengths = [2**n for n in range(slices.bit_length()) if 2**n < slices] + [slices]
+    longest = max(rows, cols)
+    sides = [2**n for n in range(longest.bit_length()) if 2**n < longest] + [longest]
+    areas = {(min(side, rows), min(side, cols)) for side in sides}
+    return [(length, *area) for area in sorted(areas) for length in lengths]
+
+
+def _errors_in(
+    run: Rehearsal, number: int, ladder: list[tuple[int, int, int]], boxes: int, random: np.random.Generator
+) -> list[_Errors]:
+    """The errors of boxes of every size in one rehearsal."""
+    shape = np.array(run.truth.shape)
+    records = _draw_records(run.truth, boxes // 2 * len(ladder), random).reshape(len(ladder), -1, 3)
+    sizes = np.array(ladder)[:, None, :]
+    anywhere = random.integers(0, shape - sizes + 1, (len(ladder), boxes - records.shape[1], 3))
+    around = np.clip(records - random.integers(0, sizes, records.shape), 0, shape - sizes)
+    low = np.concatenate([anywhere, around], axis=1)
+    high = low + sizes
+    flat = [corners.reshape(-1, 3) for corners in (low, high)]
+
+    def sums(tensor: np.ndarray) -> np.ndarray:
+        return whole_sums(prefix_sum(tensor), *flat).reshape(low.shape[:2])
+
+    truth, noisy, estimate = sums(run.truth), sums(run.noisy), sums(run.estimate)
+    claimed = None if run.deviation is None else np.sqrt(np.maximum(sums(np.square(run.deviation)), 0))
+    claim = _claim(estimate, claimed)
+    at_record = np.arange(low.shape[1]) >= anywhere.shape[1]
+    tile = (low + high) // 2 // sizes
+    place = (number * (shape[1] + 1) + tile[..., 1]) * (shape[2] + 1) + tile[..., 2]
+    return [_Errors(estimate[i] - truth[i], noisy[i] - truth[i], claim[i], at_record, place[i]) for i in range(len(ladder))]
+
+
+def _draw_records(truth: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:
+    """Cells of records drawn at random, count x 3; none where there are no records."""
+    heights = np.cumsum(np.maximum(truth, 0), dtype=np.float64)
+    if heights[-1] <= 0:
+        return np.zeros((0, 3), dtype=np.int64)
+    cells = np.searchsorted(heights, random.uniform(0, heights[-1], count), side="right")
+    return np.stack(np.unravel_index(np.minimum(cells, truth.size - 1), truth.shape), axis=1)
+
+
+def _judge(errors: _Errors, claim: np.ndarray, noise: float) -> tuple[float, float, float]:
+    """Weight, low and high of one bin.
+
+    Large boxes lie in few places, and what few boxes show is taken with the caution of Student's law. From fewer than MIXED places no
+    weight can be learnt: either the estimate alone or the noisy sum alone answers, whichever has the shorter interval.
+    """
+    places = len(np.unique(errors.place))
+    if places < MIXED:
+        wide = float(student.ppf(1 - TAIL, max(places, 1))) * _mean_root(errors.estimate**2 / claim)
+        if wide**2 * float(np.mean(claim)) < NORMAL**2 * noise:
+            return 1.0, -wide, wide
+        return 0.0, -NORMAL, NORMAL
+    apart = errors.noisy - errors.estimate
+    weight = float(np.clip(np.sum(errors.noisy * apart) / max(float(np.sum(apart**2)), 1e-300), 0, 1))
+    spread = np.sqrt(weight**2 * claim + (1 - weight) ** 2 * noise)
+    off = -(weight * errors.estimate + (1 - weight) * errors.noisy) / spread
+    if places >= COUNTED:
+        return weight, *_interval(off[~errors.at_record], off[errors.at_record])
+    wide = float(student.ppf(1 - TAIL, places - 1)) * _mean_root(off**2) * sqrt(places / (places - 1))
+    return weight, -wide, wide
+
+
+def _interval(anywhere: np.ndarray, at_records: np.ndarray) -> tuple[float, float]:
+    """The lower of both lower quantiles and the higher of both upper ones, drawn in to 90 % where both kinds hold more than 92 %."""
+    kinds = [kind for kind in (anywhere, at_records) if len(kind) >= COUNTED] or [np.concatenate([anywhere, at_records])]
+    low = min(float(np.quantile(kind, TAIL)) for kind in kinds)
+    high = max(float(np.quantile(kind, 1 - TAIL)) for kind in kinds)
+    middle = float(np.median(np.concatenate(kinds)))
+
+    def held(factor: float) -> float:
+        ends = middle + factor * (low - middle), middle + factor * (high - middle)
+        return min(float(np.mean((kind >= ends[0]) & (kind <= ends[1]))) for kind in kinds)
+
+    if held(1.0) <= TOO_WIDE:
+        return low, high
+    narrow, wide = 0.0, 1.0
+    for _ in range(20):
+        factor = (narrow + wide) / 2
+        narrow, wide = (narrow, factor) if held(factor) >= COVERAGE else (factor, wide)
+    return middle + wide * (low - middle), middle + wide * (high - middle)
+
+
+def _around(place: np.ndarray, size: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The rungs on both sides of each place on a ladder, with their parts."""
+    below = np.minimum(place.astype(np.int64), max(size - 2, 0))
+    part = place - below
+    return [(below, 1 - part), (np.minimum(below + 1, size - 1), part)]
+
+
+def _empty(areas: int, lengths: int) -> list[np.ndarray]:
+    return [np.full((areas, lengths, BINS - 1), np.inf), *(np.zeros((areas, lengths, BINS)) for _ in range(4))]
+
+
+def _mean_root(squares: np.ndarray) -> float:
+    return sqrt(float(np.mean(squares)))
+
+
+def _short(values: np.ndarray) -> list[float]:
+    return [float(f"{value:.{DIGITS}g}") for value in values]
