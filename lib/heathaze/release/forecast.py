@@ -73,13 +73,13 @@ def _seasons(series: np.ndarray, period: int) -> tuple[np.ndarray, np.ndarray, n
     first = period // 2
     middle = series[:, first : first + trend.shape[1]]
     phase = (first + np.arange(trend.shape[1])) % period
-    positive = (series > 0).all(1)
+    positive = series.min(1) > 0
     ratios = _by_phase(middle / np.where(positive[:, None], trend, 1.0), phase, period)
     ratios = ratios / np.where(positive, ratios.mean(1), 1.0)[:, None]
     differences = _by_phase(middle - trend, phase, period)
     differences -= differences.mean(1, keepdims=True)
     # A season with a figure near 0 would be divided by.
-    multiplicative = seasonal & positive & (ratios > 1e-6).all(1)
+    multiplicative = seasonal & positive & (ratios.min(1) > 1e-6)
     figures = np.where(multiplicative[:, None], ratios, differences)
     return seasonal, multiplicative, np.where(seasonal[:, None], figures, 0.0)
 

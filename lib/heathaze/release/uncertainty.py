@@ -1,7 +1,8 @@
 """How sure an answer is: the exact law of a sum of noise, and an error model that was learnt in rehearsals.
 
-A rehearsal is a run of the denoiser on counts that are public, made noisy by the same law. There the error of every box is known, so
-it can be learnt how far answers are off, by the size of the box and by what the denoiser claims of it. Nothing here is private.
+A rehearsal is a run of the denoiser on counts that are public, made noisy by the same law. There the error of every box is
+known, so it can be learnt how far answers are off, by the size of the box and by what the denoiser claims of it. Nothing here is
+private.
 """
 
 from __future__ import annotations
@@ -58,14 +59,14 @@ class NoiseLaw:
     def half_width(self, squares: np.ndarray, fourths: np.ndarray) -> np.ndarray:
         """Half the 90 % interval of sum(w X), from sum(w^2) and sum(w^4).
 
-        For m whole weights it is exact: the smallest whole number that holds at least 90 %. Otherwise it is that of m = sum(w^2)^2 /
-        sum(w^4) equal weights of the same variance, which has the same kurtosis.
+        For m whole weights it is exact: the smallest whole number that holds at least 90 %. Otherwise it is that of
+        m = sum(w^2)^2 / sum(w^4) equal weights of the same variance, which has the same kurtosis.
         """
         draws = np.square(squares) / np.maximum(fourths, 1e-300)
         return np.sqrt(squares * self.variance) * self.quantile(draws)
 
     def quantile(self, draws: np.ndarray) -> np.ndarray:
-        """The 95 % quantile of the sum of so many draws, in its standard deviations: exact, beyond EXACT by Cornish and Fisher."""
+        """The 95 % quantile of the sum of so many draws, in its standard deviations; beyond EXACT by Cornish and Fisher."""
         exact = np.interp(draws, np.arange(1, EXACT + 1), _exact_quantiles(self.scale))
         kurtosis = (noise_fourth_moment(self.scale) / self.variance**2 - 3) / np.maximum(draws, EXACT)
         return np.where(draws <= EXACT, exact, NORMAL + kurtosis * (NORMAL**3 - 3 * NORMAL) / 24)
@@ -75,8 +76,8 @@ class NoiseLaw:
 def _exact_quantiles(scale: Fraction) -> np.ndarray:
     """The 95 % quantiles of sums of 1 to EXACT draws, in their standard deviations.
 
-    The characteristic function of one draw is (1 - a)^2 / ((1 - a)^2 + 4 a sin^2(x / 2)); its powers, transformed back on a circle
-    far wider than the law, are the laws of the sums.
+    The characteristic function of one draw is (1 - a)^2 / ((1 - a)^2 + 4 a sin^2(x / 2)); its powers, transformed back on a
+    circle far wider than the law, are the laws of the sums.
     """
     lattice = min(scale, Fraction(FINEST))
     a = exp(-1 / float(lattice))
@@ -118,11 +119,11 @@ class Judged(NamedTuple):
 class ErrorModel:
     """How estimate and noisy sum of a box are best mixed, and where the truth then lies.
 
-    For each rung, an area in cells by a length in slices, and each bin of the claimed level (variance that is claimed per cell):
-    the weight of the estimate, and between which multiples of the spread the truth lies off the answer in 90 % of boxes. With weight w,
-    the spread is sqrt(w^2 (c^2 + floor) + (1 - w)^2 noise), where c is the claim for the box, floor the variance that claims of this
-    bin miss on average, and noise the known variance of the noisy sum. Between rungs, all of it is interpolated in log area and
-    log length.
+    For each rung, an area in cells by a length in slices, and each bin of the claimed level (variance that is claimed per
+    cell): the weight of the estimate, and between which multiples of the spread the truth lies off the answer in 90 % of
+    boxes. With weight w, the spread is sqrt(w^2 (c^2 + floor) + (1 - w)^2 noise), where c is the claim for the box, floor the
+    variance that claims of this bin miss on average, and noise the known variance of the noisy sum. Between rungs, all of it
+    is interpolated in log area and log length.
     """
 
     variance: float
@@ -308,8 +309,8 @@ def _draw_records(truth: np.ndarray, count: int, random: np.random.Generator) ->
 def _judge(errors: _Errors, claim: np.ndarray, noise: float) -> tuple[float, float, float]:
     """Weight, low and high of one bin.
 
-    Large boxes lie in few places, and what few boxes show is taken with the caution of Student's law. From fewer than MIXED places no
-    weight can be learnt: either the estimate alone or the noisy sum alone answers, whichever has the shorter interval.
+    Large boxes lie in few places, and what few boxes show is taken with the caution of Student's law. From fewer than MIXED
+    places no weight can be learnt: either the estimate alone or the noisy sum alone answers, whichever has the shorter interval.
     """
     places = len(np.unique(errors.place))
     if places < MIXED:
@@ -328,7 +329,7 @@ def _judge(errors: _Errors, claim: np.ndarray, noise: float) -> tuple[float, flo
 
 
 def _interval(anywhere: np.ndarray, at_records: np.ndarray) -> tuple[float, float]:
-    """The lower of both lower quantiles and the higher of both upper ones, drawn in to 90 % where both kinds hold more than 92 %."""
+    """The lower of both lower quantiles and the higher of both upper ones, drawn in to 90 % where both kinds hold over 92 %."""
     kinds = [kind for kind in (anywhere, at_records) if len(kind) >= COUNTED] or [np.concatenate([anywhere, at_records])]
     low = min(float(np.quantile(kind, TAIL)) for kind in kinds)
     high = max(float(np.quantile(kind, 1 - TAIL)) for kind in kinds)
