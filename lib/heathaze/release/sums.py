@@ -10,14 +10,14 @@ CHUNK = 4096
 """Boxes that are looked up together: what they need stays in the processor's cache."""
 
 
-def prefix_sum(values: np.ndarray) -> np.ndarray:
-    """F[t, r, c] = the sum of values[:t, :r, :c], float64, one longer than `values` along each axis."""
+def prefix_sum(values: np.ndarray, power: int = 1) -> np.ndarray:
+    """F[t, r, c] = the sum of values[:t, :r, :c], to a power, float64, one longer than `values` along each axis."""
     slices, rows, cols = values.shape
     total = np.zeros((rows, cols))
     prefix = np.empty((slices + 1, rows + 1, cols + 1))
     prefix[0], prefix[:, 0], prefix[:, :, 0] = 0, 0, 0
     for number in range(slices):
-        total += values[number]
+        total += values[number] if power == 1 else values[number] ** power
         image = prefix[number + 1, 1:, 1:]
         np.cumsum(total, axis=0, out=image)
         np.cumsum(image, axis=1, out=image)

@@ -285,11 +285,11 @@ def _errors_in(
     high = low + sizes
     flat = [corners.reshape(-1, 3) for corners in (low, high)]
 
-    def sums(tensor: np.ndarray) -> np.ndarray:
-        return whole_sums(prefix_sum(tensor), *flat).reshape(low.shape[:2])
+    def sums(tensor: np.ndarray, power: int = 1) -> np.ndarray:
+        return whole_sums(prefix_sum(tensor, power), *flat).reshape(low.shape[:2])
 
     truth, noisy, estimate = sums(run.truth), sums(run.noisy), sums(run.estimate)
-    claimed = None if run.deviation is None else np.sqrt(np.maximum(sums(np.square(run.deviation)), 0))
+    claimed = None if run.deviation is None else np.sqrt(np.maximum(sums(run.deviation, 2), 0))
     claim = _claim(estimate, claimed)
     at_record = np.arange(low.shape[1]) >= anywhere.shape[1]
     tile = (low + high) // 2 // sizes
