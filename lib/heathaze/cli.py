@@ -155,12 +155,11 @@ def _collect(arguments: argparse.Namespace) -> None:
 
     say = console.Progress()
     night = open_night(arguments, say)
-    before = {entry.entry for entry in night.ledger.entries()}
     entry = run_bound(night, arguments.events)
     run_count(night, entry)
     run_noise(night, entry)
     say.finish()
-    report = _charge_report(night, entry, entry.entry not in before) | {"noisy": night.tables.address("noisy")}
+    report = _charge_report(night, entry) | {"noisy": night.tables.address("noisy")}
     text = f"{_charge_sentence(report)}\nnoisy tensor: {report['noisy']}, entry {entry.entry}"
     console.show(report, arguments.json, text)
 
@@ -175,7 +174,6 @@ def _release(arguments: argparse.Namespace) -> None:
     say = console.Progress()
     night = open_night(arguments, say)
     assert night.files is not None
-    before = {entry.entry for entry in night.ledger.entries()}
     run_gate_events(night, arguments.events)
     entry = run_bound(night, arguments.events)
     run_count(night, entry)
@@ -190,7 +188,7 @@ def _release(arguments: argparse.Namespace) -> None:
     run_gate(releasing)
     name, folder, is_new = run_publish(releasing)
     say.finish()
-    report = _charge_report(night, entry, entry.entry not in before) | {
+    report = _charge_report(night, entry) | {
         "release": name,
         "is_new": is_new,
         "denoise": denoised,
@@ -202,13 +200,13 @@ def _release(arguments: argparse.Namespace) -> None:
     console.show(report, arguments.json, text)
 
 
-def _charge_report(night: Collection, entry: Entry, is_new: bool) -> dict[str, Any]:
+def _charge_report(night: Collection, entry: Entry) -> dict[str, Any]:
     bucket = next(b for b in night.ledger.buckets() if (b.dataset, b.time_window) == (entry.dataset, entry.time_window))
     return {
         "entry": entry.entry,
         "dataset": entry.dataset,
         "period": entry.period,
-        "epsilon": entry.epsilon if is_new else "0",
+        "epsilon": entry.epsilon if entry.entry in night.granted else "0",
         "spent": bucket.spent,
         "left": bucket.left,
         "cap": bucket.cap,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,8 +17,9 @@ import deltalake
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.exceptions import CommitFailedError, DeltaError
+from pyspark.sql import functions as F
 
-from heathaze.errors import InputError
+from heathaze.errors import HeathazeError, InputError
 from heathaze.schemas import LEDGER, PUBLIC, SCHEMA_VERSION, TableSchema
 from heathaze.session import SPARK_ERRORS
 
@@ -106,37 +108,42 @@ class Tables:
 
         Of two processes that append with the same token at once, one commits and the other finds it done.
         """
+        self._append(name, frame, token, mark=token)
+
+    def _append(self, name: str, frame: DataFrame, token: str, mark: str) -> None:
         schema = self.schemas[name]
         self.create(name, frame.sparkSession)
         writer = frame.select(*schema.column_names).write.format("delta").mode("append")
         if schema.partition:
             writer = writer.partitionBy(schema.partition)
-        writer = writer.option("txnAppId", token).option("txnVersion", 1).option("userMetadata", token)
+        writer = writer.option("txnAppId", token).option("txnVersion", 1).option("userMetadata", mark)
         try:
             writer.saveAsTable(self.address(name)) if self.in_catalog else writer.save(self.address(name))
         except SPARK_ERRORS as error:
             if not re.search("ConcurrentTransactionException|DELTA_CONCURRENT_TRANSACTION", str(error)):
                 raise
 
-    def append_rows_once(self, name: str, rows: list[dict[str, Any]], token: str, spark: SparkSession | None = None) -> None:
-        """The same for a handful of rows; in a folder without a Spark job."""
+    def append_rows_once(self, name: str, rows: list[dict[str, Any]], token: str, spark: SparkSession | None = None) -> bool:
+        """The same for a handful of rows, in a folder without a Spark job; returns whether this call committed them."""
         if self.in_catalog:
             assert spark is not None
-            self.append_once(name, spark.createDataFrame(rows, self.schemas[name].columns), token)
-            return
+            # Delta skips an append whose token is committed without a word, so the commit carries a mark of its own.
+            mark = f"{token} {uuid.uuid4().hex}"
+            self._append(name, spark.createDataFrame(rows, self.schemas[name].columns), token, mark)
+            return mark in self._marks(name, token, spark)
         self.create(name)
         once = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(token, 1)])
         arrow = pa.Table.from_pylist(rows, schema=_arrow_schema(self.schemas[name]))
-        for attempt in range(_ATTEMPTS):
+        for _ in range(_ATTEMPTS):
             table = deltalake.DeltaTable(self.address(name))
             if table.transaction_version(token) is not None:
-                return
+                return False
             try:
                 deltalake.write_deltalake(table, arrow, mode="append", commit_properties=once)
-                return
+                return True
             except CommitFailedError:  # another process committed meanwhile: look again
-                if attempt == _ATTEMPTS - 1:
-                    raise
+                continue
+        raise HeathazeError(f"the table '{name}' was changed by others {_ATTEMPTS} times in a row: run again.")
 
     def is_committed(self, name: str, token: str, spark: SparkSession | None = None) -> bool:
         """Whether an append with this token was committed."""
@@ -146,8 +153,13 @@ class Tables:
         if not self.in_catalog:
             return deltalake.DeltaTable(self.address(name)).transaction_version(token) is not None
         assert spark is not None
+        return bool(self._marks(name, token, spark))
+
+    def _marks(self, name: str, token: str, spark: SparkSession) -> list[str]:
+        """The marks of the commits to a catalog table with this token: the token, and for rows what tells their call."""
         history = spark.sql(f"DESCRIBE HISTORY {self.address(name)}")
-        return not history.where(history["userMetadata"] == token).isEmpty()
+        same = history.where(F.substring_index(history["userMetadata"], " ", 1) == token)
+        return [row["userMetadata"] for row in same.select("userMetadata").collect()]
 
     def storage(self, name: str, spark: SparkSession | None = None) -> str:
         """Where the files of a table are: what `load_rows` reads without a JVM."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -41,6 +41,8 @@ class Collection:
     """Called with one sentence as each step begins; never with anything from the data."""
     files: Path | None = None
     """Folder for the gate's Data Docs; none: no page is kept."""
+    granted: set[str] = field(default_factory=set)
+    """Entries that this run charged itself; what another run charged, before it or at the same time, is not among them."""
 
     @property
     def grid(self) -> Grid:
@@ -179,7 +181,9 @@ def _charge(night: Collection, source: incoming.Source) -> tuple[Entry, incoming
         pinned = incoming.Source(source.address, source.kind, earlier.input_version)
         incoming.read_source(night.spark, pinned, night.policy, night.period)
         return earlier, pinned
-    entry, _ = night.ledger.charge(night.policy, night.period.name, source.version)
+    entry, is_new = night.ledger.charge(night.policy, night.period.name, source.version)
+    if is_new:
+        night.granted.add(entry.entry)
     return entry, source
 
 

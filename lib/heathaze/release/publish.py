@@ -40,7 +40,7 @@ class Published:
 def publish(
     tables: Tables, candidate: Candidate, manifest: dict[str, Any], report: str, spark: SparkSession | None = None
 ) -> bool:
-    """Write the release in one commit; returns whether this call wrote it, or it was there before."""
+    """Write the release in one commit; returns whether this call wrote it, and not another before it or at the same time."""
     name, edges = manifest["release"], candidate.period.edges
     if is_published(tables, name, spark):
         return False
@@ -64,8 +64,7 @@ def publish(
         }
         for number, image in enumerate(candidate.refined)
     ]
-    tables.append_rows_once("releases", rows, f"release:{name}", spark)
-    return True
+    return tables.append_rows_once("releases", rows, f"release:{name}", spark)
 
 
 def is_published(tables: Tables, release: str, spark: SparkSession | None = None) -> bool:
