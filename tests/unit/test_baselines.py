@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import exp, log
 
 import numpy as np
 import pytest
 
-from heathaze.evaluate.baselines import mwem, privbayes, smoothers
+from heathaze.evaluate.baselines import mwem, privbayes, smoothers, stholes
 from heathaze.evaluate.baselines.dawa import hilbert_order
 from heathaze.evaluate.baselines.hierarchy import best_fan
 from heathaze.evaluate.baselines.parts import block_sums, spread_blocks
@@ -162,6 +162,25 @@ def test_one_event_moves_every_answer_by_no_more_than_the_sensitivity_that_is_ch
             assert moved <= sensitivity * (1 + 1e-5) and sensitivity == same
 
 
+def test_the_score_of_an_edge_moves_by_more_than_one_and_no_more_than_two():
+    random = np.random.default_rng(17)
+    moved = []
+    for _ in range(400):
+        pair = random.poisson(random.pareto(0.7), (1, *random.integers(2, 12, 2))) * (random.random() < 0.9)
+        pair[0, 0] = random.poisson(random.pareto(0.7), pair.shape[2])
+        more = pair.copy()
+        more[0, random.integers(2), random.integers(2)] += 1
+        moved.append(abs(privbayes._dependence(more, (1, 2)) - privbayes._dependence(pair, (1, 2))))
+    assert 1 < max(moved) <= privbayes.SENSITIVITY == 2
+
+
+@pytest.mark.parametrize(("events", "choices", "measured"), [(200, 0, 3), (60_000, 2, 2), (6_000_000, 0, 1)])
+def test_privbayes_takes_the_degree_that_its_events_allow(events, choices, measured):
+    meter = Replay(EPSILON, 2)
+    METHODS["privbayes"](towns(18, (8, 40, 40), 200) * (events // 200), meter)
+    assert [how for _, _, how in meter.asked] == ["laplace"] + ["choose"] * choices + ["laplace"] * measured
+
+
 def test_the_check_of_sensitivity_sees_a_value_that_moves_too_far():
     counts, more = neighbours(0)
     first, second = Replay(EPSILON, 0), Replay(EPSILON, 0)
@@ -218,6 +237,22 @@ def test_stholes_without_noise_returns_the_means_of_its_regions():
     regions, label = np.unique(estimate, return_inverse=True)
     means = np.bincount(label.ravel(), counts.ravel()) / np.bincount(label.ravel())
     assert 50 < len(regions) < counts.size and np.allclose(means, regions, rtol=1e-4)
+
+
+def test_holes_lie_within_their_buckets_and_apart_from_each_other():
+    root = stholes._Bucket((0, 0, 50, 40))
+    for query in stholes._workload(50, 40, Meter(EPSILON, 1, 4)):
+        stholes._drill(root, query)
+    labels = np.zeros((50, 40), dtype=np.int64)
+    stholes._paint(root, labels, 0)
+    buckets = [root]
+    for number, bucket in enumerate(buckets):
+        boxes = [hole.box for hole in bucket.holes]
+        assert all(stholes._overlap(bucket.box, box) == box for box in boxes)
+        assert all(stholes._is_empty(stholes._overlap(*two)) for two in combinations(boxes, 2))
+        buckets[number + 1 : number + 1] = bucket.holes
+        assert (labels == number).sum() == stholes._area(bucket.box) - sum(map(stholes._area, boxes))
+    assert len(buckets) > 50 and any(bucket.holes for bucket in root.holes)
 
 
 def test_mwem_without_noise_is_far_closer_than_an_even_spread():
