@@ -39,6 +39,7 @@ def _run(arguments: Sequence[str] | None) -> None:
 def build_parser() -> argparse.ArgumentParser:
     from heathaze.collect.night import add_arguments
     from heathaze.night import add_public_arguments
+    from heathaze.query_cli import add_query_commands
 
     parser = console.Parser(prog="heathaze", description="Density maps with a user-level differential privacy guarantee.")
     parser.add_argument("--version", action="version", version=f"heathaze {__version__}")
@@ -83,6 +84,8 @@ def build_parser() -> argparse.ArgumentParser:
         _add_tables(command)
         _add_json(command)
         command.set_defaults(do=work)
+
+    add_query_commands(commands, _add_tables, _add_json, _open_tables)
 
     denoise = commands.add_parser("denoise", help="make a noisy night better, from noisy nights alone")
     add_public_arguments(denoise)

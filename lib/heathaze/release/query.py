@@ -406,11 +406,11 @@ def hotspots(
     up, across = release.metres
     points = np.stack([(lat - release.grid.south) * up, (lon - release.grid.west) * across], axis=1)
     cells = np.full(len(boxes), -1)
-    asked, group = np.unique(np.column_stack([levels, spans]), axis=0, return_inverse=True)
-    for number, (level, first, beyond) in enumerate(asked):
-        highest = values[int(first) : int(beyond)].max(0)
-        here = group.ravel() == number
-        cells[here] = _nearest(release.grid, highest >= level, points[here], side[here] / 2)
+    for first, beyond in np.unique(spans, axis=0):
+        highest, in_span = values[first:beyond].max(0), (spans == (first, beyond)).all(1)
+        for level in np.unique(levels[in_span]):
+            here = in_span & (levels == level)
+            cells[here] = _nearest(release.grid, highest >= level, points[here], side[here] / 2)
     return _describe(release.grid, values, cells, points, spans)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -30,16 +32,19 @@ def box_sums(prefixes: Sequence[np.ndarray], slices: np.ndarray, rows: np.ndarra
     A cell counts by the share of it that lies in the box: F is interpolated between its nodes, linearly along each axis.
     """
     sums = [np.empty(len(slices)) for _ in prefixes]
-    shape = prefixes[0].shape if prefixes else (2, 2, 2)
-    for start in range(0, len(slices), CHUNK):
+    shape = prefixes[0].shape
+
+    def look_up(start: int) -> None:
         part = slice(start, start + CHUNK)
-        nodes, shares = zip(
-            *(_nodes(edges[part], size) for edges, size in zip((slices, rows, cols), shape, strict=True)), strict=True
-        )
-        places = (nodes[0][:, :, None] * shape[1] + nodes[1][:, None, :])[..., None] * shape[2] + nodes[2][:, None, None, :]
+        found = [_nodes(edges[part], size) for edges, size in zip((slices, rows, cols), shape, strict=True)]
+        (times, time_shares), (heights, height_shares), (widths, width_shares) = found
+        places = (times[:, :, None] * shape[1] + heights[:, None, :])[..., None] * shape[2] + widths[:, None, None, :]
         for prefix, out in zip(prefixes, sums, strict=True):
-            found = np.einsum("ntrc,nc->ntr", prefix.ravel().take(places), shares[2])
-            out[part] = np.einsum("nt,nt->n", np.einsum("ntr,nr->nt", found, shares[1]), shares[0])
+            lines = np.einsum("ntrc,nc->ntr", prefix.ravel().take(places), width_shares)
+            out[part] = np.einsum("nt,nt->n", np.einsum("ntr,nr->nt", lines, height_shares), time_shares)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy lets go of the interpreter while it looks up
+        list(pool.map(look_up, range(0, len(slices), CHUNK)))
     return sums
 
 
@@ -60,8 +65,10 @@ def share_powers(edges: np.ndarray, power: int) -> np.ndarray:
 
 
 def _nodes(edges: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The four nodes of F along one axis that the edges lie between, and their weights in F(end) - F(begin)."""
-    below = np.clip(edges.astype(np.int64), 0, size - 2)
-    beyond = edges - below
-    nodes = np.stack([below[:, 0], below[:, 0] + 1, below[:, 1], below[:, 1] + 1], axis=1)
-    return nodes, np.stack([beyond[:, 0] - 1, -beyond[:, 0], 1 - beyond[:, 1], beyond[:, 1]], axis=1)
+    """The nodes of F along one axis that the edges lie on or between, and their weights in F(end) - F(begin)."""
+    below = edges.astype(np.int64)
+    beyond, sign = edges - below, np.array([-1.0, 1.0])
+    if not beyond.any():
+        return below, np.broadcast_to(sign, below.shape)
+    nodes = np.concatenate([below, np.minimum(below + 1, size - 1)], axis=1)
+    return nodes, np.concatenate([sign * (1 - beyond), sign * beyond], axis=1)

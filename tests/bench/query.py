@@ -1,0 +1,124 @@
+"""Queries: opening a release beside numpy reading the same bytes, and many range queries at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from heathaze.learn.denoiser import noise_variance
+from heathaze.policy import PeriodSettings, load_policy
+from heathaze.release.candidate import Budget, Candidate
+from heathaze.release.manifest import make_manifest
+from heathaze.release.publish import publish
+from heathaze.release.query import Release, count, open_release
+from heathaze.release.uncertainty import ErrorModel
+from heathaze.tables import Tables
+
+POLICY = load_policy(Path(__file__).parents[2] / "conf" / "nightly.toml")
+SLICES = 96
+QUERIES = 100_000
+WORK = Path(tempfile.gettempdir()) / "heathaze-bench" / "query"
+
+
+def query() -> list[dict[str, Any]]:
+    """576 x 576 x 96: opening a release against numpy reading the same bytes, and 100,000 range queries."""
+    shutil.rmtree(WORK, ignore_errors=True)
+    candidate = _city()
+    tables = Tables(str(WORK / "tables"))
+    model = ErrorModel.fit([(candidate.denoised, candidate.noisy, candidate.denoised, candidate.deviation)], candidate.scale, 400)
+    manifest = {**make_manifest(candidate, []), "uncertainty": model.to_json()}
+    publish(tables, candidate, manifest, "")
+    assert candidate.deviation is not None
+    for name, tensor in (("values", candidate.refined), ("noisy", candidate.noisy), ("deviation", candidate.deviation)):
+        tensor.tofile(WORK / f"{name}.bin")
+    del candidate
+    numpys, ours = _alternating(_read_plain, lambda: open_release(tables))
+    rows = [{"what": "open", "release_s": ours, "numpy_s": numpys, "ratio": round(ours / numpys, 2)}]
+    release = open_release(tables)
+    began = time.perf_counter()
+    count(release, release.boxes())
+    rows.append({"what": "first query (makes the prefix sums)", "seconds": round(time.perf_counter() - began, 2)})
+    return rows + _ranges(release)
+
+
+def _ranges(release: Release) -> list[dict[str, Any]]:
+    """The same boxes answered in every way, from latitudes and longitudes to intervals."""
+    random = np.random.default_rng(1)
+    grid = release.grid
+    sides = random.uniform(30, 2000, QUERIES)
+    lat, lon = random.uniform(grid.south, grid.north, QUERIES), random.uniform(grid.west, grid.east, QUERIES)
+    begin = release.edges[0].timestamp()
+    span = release.edges[-1].timestamp() - begin
+    boxes = release.boxes_around(lat, lon, sides)
+    times = np.sort(random.uniform(0, SLICES, (QUERIES, 2)), axis=1)
+    boxes = dataclasses.replace(boxes, slices=times, time=begin + times / SLICES * span)
+    claiming = dataclasses.replace(release, manifest={**release.manifest, "uncertainty": None})
+    for name in ("value_prefix", "noisy_prefix", "claim_prefix"):
+        claiming.__dict__[name] = getattr(release, name)
+    ways: dict[str, Callable[[], object]] = {
+        "making boxes of places and sides": lambda: release.boxes_around(lat, lon, sides),
+        "noisy, exact interval": lambda: count(release, boxes, noisy=True),
+        "denoised, the denoiser's interval": lambda: count(claiming, boxes),
+        "mixed, interval from a rehearsal": lambda: count(release, boxes),
+    }
+    return [{"what": f"{QUERIES:,} ranges: {name}", "seconds": _best(way, 5)} for name, way in ways.items()]
+
+
+def _city() -> Candidate:
+    """A night of noise with a few warm cells, and a claimed deviation for each cell."""
+    policy = dataclasses.replace(POLICY, period=PeriodSettings(days=1, slices=SLICES))
+    grid = policy.grid.build()
+    random = np.random.default_rng(0)
+    heat = random.gamma(0.05, 2, (grid.rows, grid.cols))
+    scale = policy.privacy.histogram_scale
+    odds = 1 - np.exp(-1 / float(scale))
+    shape = (SLICES, grid.rows, grid.cols)
+    noisy = random.poisson(heat, shape) + random.geometric(odds, shape) - random.geometric(odds, shape)
+    denoised = (heat + 0.05 * noisy).astype(np.float32)
+    return Candidate(
+        policy=policy,
+        period=policy.period_of("2026-11-14"),
+        entry="bench",
+        grid=grid,
+        scale=scale,
+        noisy=noisy.astype(np.int32),
+        denoised=denoised,
+        deviation=np.full(shape, 0.05 * noise_variance(scale) ** 0.5, dtype=np.float32),
+        refined=np.maximum(denoised * np.float32(1.5), 0),
+        refinement={"gamma": 1.5, "uniformity": 0.01, "was_chosen": True, "total_denoised": 1.0, "total_published": 1.5},
+        sample_size=int(heat.sum() * SLICES),
+        event_count=10**7,
+        denoise_facts={"method": "shrink", "nights_used": 1},
+        model=None,
+        budget=Budget("1.0", "0", "1.0", "92", "2026-Q4", (("2026-11-14", "1.0"),)),
+    )
+
+
+def _read_plain() -> list[np.ndarray]:
+    kinds = {"values": "<f4", "noisy": "<i4", "deviation": "<f4"}
+    return [np.fromfile(WORK / f"{name}.bin", dtype=kind) for name, kind in kinds.items()]
+
+
+def _alternating(*works: Callable[[], object]) -> list[float]:
+    """Best time of each work, taken in turns, so that a slow minute of the machine hits all."""
+    best = [float("inf")] * len(works)
+    for _ in range(7):
+        for number, work in enumerate(works):
+            best[number] = min(best[number], _best(work, 1))
+    return best
+
+
+def _best(work: Callable[[], object], times: int) -> float:
+    seconds = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
+    return round(min(seconds), 3)
