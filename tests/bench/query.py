@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from heathaze.learn.denoiser import noise_variance
 from heathaze.policy import PeriodSettings, load_policy
-from heathaze.release.candidate import Budget, Candidate
+from heathaze.release.candidate import Candidate
 from heathaze.release.manifest import make_manifest
 from heathaze.release.publish import publish
 from heathaze.release.query import Release, count, open_release
 from heathaze.release.uncertainty import ErrorModel
 from heathaze.tables import Tables
+from tests.nights import candidate_of, draw_noise
 
 POLICY = load_policy(Path(__file__).parents[2] / "conf" / "nightly.toml")
 SLICES = 96
@@ -77,28 +77,10 @@ def _city() -> Candidate:
     grid = policy.grid.build()
     random = np.random.default_rng(0)
     heat = random.gamma(0.05, 2, (grid.rows, grid.cols))
-    scale = policy.privacy.histogram_scale
-    odds = 1 - np.exp(-1 / float(scale))
     shape = (SLICES, grid.rows, grid.cols)
-    noisy = random.poisson(heat, shape) + random.geometric(odds, shape) - random.geometric(odds, shape)
-    denoised = (heat + 0.05 * noisy).astype(np.float32)
-    return Candidate(
-        policy=policy,
-        period=policy.period_of("2026-11-14"),
-        entry="bench",
-        grid=grid,
-        scale=scale,
-        noisy=noisy.astype(np.int32),
-        denoised=denoised,
-        deviation=np.full(shape, 0.05 * noise_variance(scale) ** 0.5, dtype=np.float32),
-        refined=np.maximum(denoised * np.float32(1.5), 0),
-        refinement={"gamma": 1.5, "uniformity": 0.01, "was_chosen": True, "total_denoised": 1.0, "total_published": 1.5},
-        sample_size=int(heat.sum() * SLICES),
-        event_count=10**7,
-        denoise_facts={"method": "shrink", "nights_used": 1},
-        model=None,
-        budget=Budget("1.0", "0", "1.0", "92", "2026-Q4", (("2026-11-14", "1.0"),)),
-    )
+    noisy = random.poisson(heat, shape) + draw_noise(shape, float(policy.privacy.histogram_scale), random)
+    deviation = random.uniform(0.5, 1.5, shape)
+    return candidate_of(policy, "2026-11-14", noisy, heat + 0.05 * noisy, deviation, 1.5)
 
 
 def _read_plain() -> list[np.ndarray]:

@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from tests.conftest import policy_text
+from tests.nights import candidate_of, draw_noise
 
 from heathaze.cli import main
 from heathaze.policy import parse_policy
-from heathaze.release.candidate import Budget, Candidate
+from heathaze.release.candidate import Candidate
 from heathaze.release.manifest import make_manifest
 from heathaze.release.publish import publish
 from heathaze.tables import Tables
@@ -39,26 +40,8 @@ def night(day: str) -> Candidate:
     rhythm = np.array([1, 1, 2, 4, 6, 8, 5, 2]) * (1 + 0.1 * NIGHTS.index(day))
     truth = np.broadcast_to(rhythm[:, None, None], (SLICES, ROWS, COLS)).copy()
     truth[5, 15, 4] = 100
-    random = np.random.default_rng(NIGHTS.index(day))
-    odds = 1 - np.exp(-1 / float(policy.privacy.histogram_scale))
-    noisy = np.rint(truth) + random.geometric(odds, truth.shape) - random.geometric(odds, truth.shape)
-    return Candidate(
-        policy=policy,
-        period=policy.period_of(day),
-        entry=f"entry-{day}",
-        grid=policy.grid.build(),
-        scale=policy.privacy.histogram_scale,
-        noisy=noisy.astype(np.int32),
-        denoised=truth.astype(np.float32),
-        deviation=np.full(truth.shape, 0.5, dtype=np.float32),
-        refined=(GAMMA * truth).astype(np.float32),
-        refinement={"gamma": GAMMA, "uniformity": 0.01, "was_chosen": True, "total_denoised": 1.0, "total_published": 2.0},
-        sample_size=int(truth.sum()),
-        event_count=1000,
-        denoise_facts={"method": "shrink", "nights_used": 3},
-        model=None,
-        budget=Budget("1.0", "0", "3.0", "20", "2026-Q4", ((day, "1.0"),)),
-    )
+    noise = draw_noise(truth.shape, float(policy.privacy.histogram_scale), np.random.default_rng(NIGHTS.index(day)))
+    return candidate_of(policy, day, np.rint(truth) + noise, truth, np.full(truth.shape, 0.5), GAMMA)
 
 
 @pytest.fixture(scope="module")
@@ -122,9 +105,8 @@ def test_a_box_around_a_point_and_one_by_its_edges_agree(ask: Ask) -> None:
 
 
 def test_a_box_that_reaches_beyond_is_cut_and_says_so(ask: Ask) -> None:
-    (answer,) = ask("range", "--south", "39", "--west", "-75", "--north", "40.05", "--east", "-73", "--end", "2026-11-20")[
-        "answers"
-    ]
+    beyond = ["--south", "39", "--west", "-75", "--north", "40.05", "--east", "-73", "--end", "2026-11-20"]
+    (answer,) = ask("range", *beyond)["answers"]
     assert answer["answer"] == pytest.approx(float(published()[:, :10].sum()), rel=1e-6)
     assert "cut at the edge of the grid and the period" in answer["basis"]
 

@@ -25,7 +25,6 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from scipy.spatial import cKDTree
 
 from heathaze.errors import InputError
 from heathaze.grid import METRES_PER_DEGREE, Grid
@@ -286,6 +285,9 @@ def _open(tables: Tables, published: Published, spark: SparkSession | None) -> R
     rows = tables.load("releases", pc.field("release") == published.release, ["slice", *columns], spark)
     shape = (len(edges) - 1, grid.rows, grid.cols)
     values, noisy, deviation = (_tensor(rows, column, kind, shape) for column, kind in columns.items())
+    for tensor in (values, noisy, deviation):
+        if tensor is not None:
+            tensor.flags.writeable = False
     if values is None or noisy is None:
         raise InputError(f"{published.release} must hold values and noisy counts, but some are missing: see heathaze verify.")
     scale, gamma = Fraction(manifest["noise"]["scale"]), float(manifest["refinement"]["gamma"])
@@ -416,6 +418,8 @@ def hotspots(
 
 def _nearest(grid: Grid, is_hot: np.ndarray, points: np.ndarray, half: np.ndarray) -> np.ndarray:
     """The nearest hot cell within `half` metres along each axis of each point (north, east), -1 where there is none."""
+    from scipy.spatial import cKDTree
+
     hot = np.flatnonzero(is_hot)
     if not len(hot):
         return np.full(len(points), -1)

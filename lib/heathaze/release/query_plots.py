@@ -52,10 +52,11 @@ def plot_hotspot(
     up, across = (side / 2 / metres for metres in release.metres)
     lat, lon = (np.array([centre - half, centre + half]) for centre, half in zip(point, (up, across), strict=True))
     axes.add_patch(Rectangle((lon[0], lat[0]), 2 * across, 2 * up, fill=False, edgecolor=MUTED, linewidth=0.8, linestyle="--"))
-    axes.plot(point[1], point[0], "+", color=INK, markersize=10)
-    if is_found:
-        axes.plot([point[1], found.lon[0]], [point[0], found.lat[0]], color=INK, linewidth=0.8)
-        axes.plot(found.lon[0], found.lat[0], "o", markerfacecolor="none", markeredgecolor=INK, markersize=10)
+    for colour, width in ((GROUND, 3.0), (INK, 1.2)):  # a light rim shows the marks on dark cells too
+        axes.plot(point[1], point[0], "+", color=colour, markersize=10, markeredgewidth=width)
+        if is_found:
+            axes.plot([point[1], found.lon[0]], [point[0], found.lat[0]], color=colour, linewidth=width)
+            axes.plot(found.lon[0], found.lat[0], "o", color="none", markeredgecolor=colour, markeredgewidth=width, markersize=10)
     _show_around(axes, release, lat, lon, margin=0.1)
     figure.savefig(path)
 
@@ -116,8 +117,10 @@ def _show_around(axes: Any, release: Release, lat: np.ndarray, lon: np.ndarray, 
 
 def _draw_series(axes: Any, times: Sequence[datetime], answer: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
     """Steps with their interval; `times` has one more than the steps: the end of the last."""
-    axes.stairs(high[0], times, baseline=low[0], fill=True, color=SLATE, alpha=0.22, linewidth=0)
+    axes.stairs(high[0], times, baseline=low[0], fill=True, color=SLATE, alpha=0.22, linewidth=0, label="90 % interval")
     axes.stairs(answer[0], times, baseline=None, color=SLATE, linewidth=1.4)
+    axes.set_ylim(bottom=min(0.0, float(low.min())))
+    axes.legend(fontsize=8, labelcolor=MUTED, frameon=False, loc="upper left")
     _calm(axes)
     axes.grid(axis="y", color=RULE, linewidth=0.6)
     axes.set_axisbelow(True)

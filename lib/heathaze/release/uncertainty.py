@@ -15,7 +15,6 @@ from math import ceil, exp, log2, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import t as student
 
 from heathaze.errors import InputError
 from heathaze.learn.denoiser import noise_fourth_moment, noise_variance
@@ -314,7 +313,7 @@ def _judge(errors: _Errors, claim: np.ndarray, noise: float) -> tuple[float, flo
     """
     places = len(np.unique(errors.place))
     if places < MIXED:
-        wide = float(student.ppf(1 - TAIL, max(places, 1))) * _mean_root(errors.estimate**2 / claim)
+        wide = _student(max(places, 1)) * _mean_root(errors.estimate**2 / claim)
         if wide**2 * float(np.mean(claim)) < NORMAL**2 * noise:
             return 1.0, -wide, wide
         return 0.0, -NORMAL, NORMAL
@@ -324,8 +323,15 @@ def _judge(errors: _Errors, claim: np.ndarray, noise: float) -> tuple[float, flo
     off = -(weight * errors.estimate + (1 - weight) * errors.noisy) / spread
     if places >= COUNTED:
         return weight, *_interval(off[~errors.at_record], off[errors.at_record])
-    wide = float(student.ppf(1 - TAIL, places - 1)) * _mean_root(off**2) * sqrt(places / (places - 1))
+    wide = _student(places - 1) * _mean_root(off**2) * sqrt(places / (places - 1))
     return weight, -wide, wide
+
+
+def _student(freedom: int) -> float:
+    """Quantile of Student's law at 1 - TAIL."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, 1 - TAIL))
 
 
 def _interval(anywhere: np.ndarray, at_records: np.ndarray) -> tuple[float, float]:
