@@ -13,7 +13,7 @@ from datetime import date
 from decimal import Decimal
 from typing import NoReturn
 
-from heathaze.errors import BROKEN, DONE, MISTAKE, HeathazeError
+from heathaze.errors import BROKEN, DONE, MISTAKE, HeathazeError, storage_error
 
 
 class Progress:
@@ -54,21 +54,23 @@ class Parser(argparse.ArgumentParser):
 def run(work: Callable[[Sequence[str] | None], None], arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    An error of heathaze shows its message. Any other error shows its type and the places it came through, but not its
-    message: what numpy, Arrow or Spark say may quote a record.
+    An error of heathaze shows its message, and storage that is full or closed is named in heathaze's words. Any other error shows
+    its type and the places it came through, but not its message: what numpy, Arrow or Spark say may quote a record.
     """
     try:
         work(arguments)
-    except HeathazeError as error:
-        print(f"\n{type(error).__name__}: {error}", file=sys.stderr)
-        return error.exit_code
     except KeyboardInterrupt:
         print("\ninterrupted: run the same command again to go on where it stopped.", file=sys.stderr)
         return 130
-    except OSError as error:
-        print(f"\n{type(error).__name__}: {error.strerror or 'failed'}: {error.filename or 'no file named'}.", file=sys.stderr)
-        return BROKEN
     except Exception as error:
+        known = error if isinstance(error, HeathazeError) else storage_error(error)
+        if known is not None:
+            print(f"\n{type(known).__name__}: {known}", file=sys.stderr)
+            return known.exit_code
+        if isinstance(error, OSError):
+            said = f"{error.strerror or 'failed'}: {error.filename or 'no file named'}"
+            print(f"\n{type(error).__name__}: {said}.", file=sys.stderr)
+            return BROKEN
         places = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
         print("\n" + "\n".join(places), file=sys.stderr)
         print(

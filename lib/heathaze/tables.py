@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyspark.sql import functions as F
 
-from heathaze.errors import HeathazeError, InputError
+from heathaze.errors import HeathazeError, InputError, storage_error
 from heathaze.schemas import LEDGER, PUBLIC, SCHEMA_VERSION, TableSchema
 from heathaze.session import SPARK_ERRORS
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _DESCRIPTION = "heathaze, schema version "
 """A table's description carries its schema version: Spark and delta-rs both write and read it."""
 
+_UNCHARGED = "run the same command again: nothing was charged"
+"""What to do where the ledger could not be written."""
 
 _ATTEMPTS = 20
 """Tries of one append against concurrent ones."""
@@ -68,14 +71,15 @@ class Tables:
         description = f"{_DESCRIPTION}{SCHEMA_VERSION}"
         if not self.in_catalog:
             try:
-                deltalake.DeltaTable.create(
-                    address,
-                    _arrow_schema(schema),
-                    mode="error",
-                    partition_by=schema.partition or None,
-                    description=description,
-                    configuration=properties,
-                )
+                with _writing(address):
+                    deltalake.DeltaTable.create(
+                        address,
+                        _arrow_schema(schema),
+                        mode="error",
+                        partition_by=schema.partition or None,
+                        description=description,
+                        configuration=properties,
+                    )
             except DeltaError:
                 if not self.exists(name):  # else another process made it
                     raise
@@ -118,7 +122,8 @@ class Tables:
             writer = writer.partitionBy(schema.partition)
         writer = writer.option("txnAppId", token).option("txnVersion", 1).option("userMetadata", mark)
         try:
-            writer.saveAsTable(self.address(name)) if self.in_catalog else writer.save(self.address(name))
+            with _writing(f"{self.address(name)} or the scratch folder of Spark"):
+                writer.saveAsTable(self.address(name)) if self.in_catalog else writer.save(self.address(name))
         except SPARK_ERRORS as error:
             if not re.search("ConcurrentTransactionException|DELTA_CONCURRENT_TRANSACTION", str(error)):
                 raise
@@ -139,7 +144,8 @@ class Tables:
             if table.transaction_version(token) is not None:
                 return False
             try:
-                deltalake.write_deltalake(table, arrow, mode="append", commit_properties=once)
+                with _writing(self.address(name)):
+                    deltalake.write_deltalake(table, arrow, mode="append", commit_properties=once)
                 return True
             except CommitFailedError:  # another process committed meanwhile: look again
                 continue
@@ -197,6 +203,18 @@ class Tables:
         else:
             description = deltalake.DeltaTable(address).metadata().description
         check_schema_version(name, description)
+
+
+@contextmanager
+def _writing(place: str, *afterwards: str) -> Iterator[None]:
+    """Name `place` where it is full or closed; other errors stay what they are."""
+    try:
+        yield
+    except (DeltaError, OSError, *SPARK_ERRORS) as error:
+        fault = storage_error(error, place, *afterwards)
+        if fault is None:
+            raise
+        raise fault from None
 
 
 _ARROW_TYPES = {
@@ -278,7 +296,8 @@ class _FolderLog:
         sequence = self._rows[-1]["sequence"]
         rows = [*self._rows, {**row, "sequence": int(sequence) + 1}]
         try:
-            deltalake.write_deltalake(self._table, pa.Table.from_pylist(rows, schema=_arrow_schema(LEDGER)), mode="overwrite")
+            with _writing(f"the ledger {self._address}", _UNCHARGED):
+                deltalake.write_deltalake(self._table, pa.Table.from_pylist(rows, schema=_arrow_schema(LEDGER)), mode="overwrite")
         except CommitFailedError:
             return False
         return True
@@ -286,12 +305,13 @@ class _FolderLog:
     def _begin(self) -> None:
         first = dict.fromkeys(LEDGER.column_names, "")
         try:
-            deltalake.write_deltalake(
-                self._address,
-                pa.Table.from_pylist([{**first, "sequence": 0}], schema=_arrow_schema(LEDGER)),
-                mode="error",
-                description=f"{_DESCRIPTION}{SCHEMA_VERSION}",
-            )
+            with _writing(f"the ledger {self._address}", _UNCHARGED):
+                deltalake.write_deltalake(
+                    self._address,
+                    pa.Table.from_pylist([{**first, "sequence": 0}], schema=_arrow_schema(LEDGER)),
+                    mode="error",
+                    description=f"{_DESCRIPTION}{SCHEMA_VERSION}",
+                )
         except (DeltaError, OSError) as error:
             if not deltalake.DeltaTable.is_deltatable(self._address):  # else another process began it
                 raise InputError(f"the ledger {self._address} cannot be written: {error}.") from None

@@ -59,6 +59,7 @@ def run_gate_events(night: Collection, events_address: str) -> None:
     from heathaze.release.pipeline import record
 
     night.say("judging the shape of the events")
+    night.tables.check_versions(night.spark)
     assert night.files is not None, "the gate keeps its Data Docs in a folder"
     source = incoming.find_source(night.spark, events_address, night.policy, night.period)
     events = incoming.read_source(night.spark, source, night.policy, night.period)
