@@ -35,7 +35,7 @@ MAX_EVENTS = 10**15
 """Largest number of events that a policy may speak of."""
 
 METHODS = ("vdr",)
-DENOISERS = ("none", "shrink", "vqvae")
+DENOISERS = ("none", "shrink", "vqvae", "bayes")
 LAUNCHERS = ("auto", "horovod", "torch", "horovod-spark", "torch-spark")
 WINDOWS = ("month", "quarter", "year", "ever")
 
@@ -311,6 +311,33 @@ class VQVAESettings:
 
 
 @dataclass(frozen=True)
+class BayesSettings:
+    """Sizes and training of the context network of bayes."""
+
+    rates: int = 40
+    """Rungs of the ladder of rates that the prior is a mixture of."""
+    hidden: int = 64
+    """Units of each of the two hidden layers."""
+    cells: int = 2_000_000
+    """Cells that are drawn for training, over all ranks, at most."""
+    batch: int = 8_192
+    """Cells of one step, over all ranks."""
+    epochs: int = 20
+    """Passes over the drawn cells, at most."""
+    patience: int = 20
+    """Epochs without a better score after which training stops."""
+    learning_rate: Decimal = Decimal("0.003")
+    """Of Adam, at its highest."""
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "cells", "batch", "epochs", "patience"):
+            value = getattr(self, name)
+            _must(1 <= value <= 100_000_000, f"denoise.bayes.{name}", "between 1 and 100000000", value)
+        _must(4 <= self.rates <= 256, "denoise.bayes.rates", "between 4 and 256", self.rates)
+        _must(0 < self.learning_rate < 1, "denoise.bayes.learning_rate", "between 0 and 1", self.learning_rate)
+
+
+@dataclass(frozen=True)
 class Denoise:
     """How the noisy tensor is made better, from noisy tensors alone."""
 
@@ -330,6 +357,8 @@ class Denoise:
     """Seed of weights and batches. It protects nobody, so it is public."""
     vqvae: VQVAESettings = field(default_factory=VQVAESettings)
     """Settings of the method vqvae."""
+    bayes: BayesSettings = field(default_factory=BayesSettings)
+    """Settings of the method bayes."""
 
     def __post_init__(self) -> None:
         _must(self.method in DENOISERS, "denoise.method", f"one of {', '.join(DENOISERS)}", repr(self.method))

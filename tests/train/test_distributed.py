@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import time
 from pathlib import Path
 
 import numpy as np
@@ -46,10 +45,8 @@ def test_ranks_end_with_identical_weights_and_codebooks(launcher: str, tmp_path:
 @pytest.mark.parametrize("how", ["killed", "raises"])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_rank_that_dies_ends_the_job_with_a_clear_error(launcher: str, how: str) -> None:
-    began = time.monotonic()
-    with pytest.raises(RankFailed, match="rank"):
+    with pytest.raises(RankFailed, match="rank"):  # a hang would end in the timeout of the test
         launch(ranks.dies, {"how": how}, 2, launcher)
-    assert time.monotonic() - began < 90
 
 
 def test_auto_falls_back_to_torch_without_horovod(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,20 +1,21 @@
 """How a method under evaluation looks at the counts: every look adds noise, and its epsilon is written down.
 
-For public and synthetic data only. The noise comes from a seeded generator, so that a table can be made again; it protects nobody.
+For public and synthetic data only. The noise comes from a seeded generator, so that a table can be made again; it protects
+nobody.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from math import exp
 
 import numpy as np
 
 from heathaze.errors import HeathazeError
+from heathaze.learn.denoiser import discrete_laplace
 
 Method = Callable[[np.ndarray, "Meter"], np.ndarray]
-"""method(exact counts, slices x rows x cols; meter) -> estimate of the same shape. It looks at the counts through the meter only."""
+"""method(exact counts, slices x rows x cols; meter) -> estimate of the same shape. It looks at the counts by the meter only."""
 
 
 class Overspent(HeathazeError):
@@ -57,9 +58,3 @@ class Meter:
         self.spent += epsilon
         if epsilon <= 0 or self.spent > self.epsilon:
             raise Overspent(f"a method was given epsilon {self.epsilon}, but its looks at the data add up to {self.spent}.")
-
-
-def discrete_laplace(random: np.random.Generator, scale: float, shape: tuple[int, ...]) -> np.ndarray:
-    """Seeded noise of the law that releases use, for evaluation."""
-    stop = 1 - exp(-1 / scale)
-    return random.geometric(stop, shape) - random.geometric(stop, shape)

@@ -80,10 +80,16 @@ def register(
 def newest(tables: Tables, policy: Policy, period: str, spark: SparkSession | None) -> Model | None:
     """The model of this policy's measurement and denoise settings that has seen the most, but nothing after `period`."""
     same = (pc.field("measurement") == policy.measurement_hash) & (pc.field("settings") == policy.denoise_hash)
-    rows = tables.load("models", same & (pc.field("trained_until") <= period), spark=spark).to_pylist()
+    columns = ["model", "trained_until", "created_at"]
+    rows = tables.load("models", same & (pc.field("trained_until") <= period), columns, spark).to_pylist()
     if not rows:
         return None
-    row = max(rows, key=lambda row: (row["trained_until"], row["created_at"]))
+    return load(tables, max(rows, key=lambda row: (row["trained_until"], row["created_at"]))["model"], spark)
+
+
+def load(tables: Tables, name: str, spark: SparkSession | None) -> Model:
+    """A registered model by its name."""
+    row = tables.load("models", pc.field("model") == name, spark=spark).to_pylist()[0]
     return Model(
         name=row["model"],
         method=row["method"],

@@ -41,8 +41,10 @@ class Releasing:
 
 def run_refine(night: Releasing) -> None:
     """Scale, clip and round the denoised tensor of one night."""
-    from heathaze.learn.denoiser import noise_variance
+    from heathaze.learn.denoiser import Denoised, noise_variance
     from heathaze.learn.handoff import nights_until
+    from heathaze.learn.pipeline import Denoising, denoise_again
+    from heathaze.release.rehearsal import rehearse
 
     policy, tables = night.policy, night.tables
     nights = nights_until(tables, policy.dataset.name, policy.measurement_hash, night.period, night.spark)
@@ -64,8 +66,14 @@ def run_refine(night: Releasing) -> None:
         noise_variance(Fraction(noisy["scale"][0].as_py())),
     )
     deviation = None if denoised["deviation"].null_count else tensor_of(denoised, "deviation", "<f4")
-    result = refine(tensor_of(denoised, "values", "<f4"), deviation, tensor_of(noisy, "values", "<i4"), measured, policy.refine)
-    facts = {name: value for name, value in asdict(result).items() if name != "values"}
+    values, tensor = tensor_of(denoised, "values", "<f4"), tensor_of(noisy, "values", "<i4")
+    result = refine(values, deviation, tensor, measured, policy.refine)
+    night.say("rehearsing the night, to know how sure its answers are")
+    denoising = Denoising(policy, night.period, tables, night.files / "training", night.say, night.say, night.spark)
+    again = denoise_again(denoising, denoised["model"][0].as_py())
+    scale = Fraction(noisy["scale"][0].as_py())
+    errors = rehearse(Denoised(values, deviation), scale, again, policy.refine, seed=int(entry, 16) % 2**32)
+    facts = {name: value for name, value in asdict(result).items() if name != "values"} | {"uncertainty": errors.to_json()}
     rows = [
         {
             "entry": entry,

@@ -53,10 +53,15 @@ def refine(
     left = denoised.size * measured.noise_variance if deviation is None else float(np.sum(np.square(deviation, dtype=np.float64)))
     gamma = n * big_n * uniformity / (left + (1 - uniformity) * n + uniformity * n**2)
     scaled = denoised * np.float32(gamma)
-    values = _non_negative(scaled) if settings.non_negative else scaled
-    values = np.rint(values) if settings.round else values
+    values = finish(scaled, settings)
     totals = [float(np.sum(tensor, dtype=np.float64)) for tensor in (denoised, scaled, values)]
     return Refined(values.astype(np.float32), gamma, uniformity, settings.uniformity is None, *totals)
+
+
+def finish(values: np.ndarray, settings: Refine) -> np.ndarray:
+    """Clip and round as the policy says."""
+    values = _non_negative(values) if settings.non_negative else values
+    return np.rint(values) if settings.round else values
 
 
 def _non_negative(values: np.ndarray) -> np.ndarray:

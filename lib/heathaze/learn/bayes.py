@@ -1,0 +1,284 @@
+"""bayes: a network that says what a cell may hold from everything except the cell itself. Nothing but the model.
+
+`Context` gathers what is known around a cell: its neighbours in the slice, the other slices, and earlier nights, each at several
+widths and each in units of its own noise. `ContextNet` turns that into a prior over the ladder of rates.
+
+Blindness is exact, to the bit. All sums are of whole numbers in float64, which do not round, so taking a cell's own value out
+of a sum leaves no trace of it. The same slice comes in through one layer of sums with a hole in the centre, and nothing after it
+mixes cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+import torch
+from torch import nn
+
+WIDTHS = (2, 5, 13, 35, 99)
+"""A sum of width w is a box of w cells passed over twice in each direction: a tent of deviation about 0.4 w."""
+
+NARROW = 3
+"""So many of the widths are also used of some slices only, such as the one before."""
+
+SOURCES = ("history", "weekday", "last")
+"""What earlier nights tell: the same slice of all of them, of those a whole number of weeks ago, and of the last one."""
+
+
+class ContextNet(nn.Module):
+    """Features of cells (features, cells) in, logarithms of the prior (rates, cells) out."""
+
+    rates: torch.Tensor
+    uses: torch.Tensor
+
+    def __init__(self, features: int, rates: np.ndarray, hidden: int, sources: Sequence[str] = ()):
+        super().__init__()
+        self.register_buffer("rates", torch.from_numpy(np.asarray(rates, dtype=np.float64)))
+        self.register_buffer("uses", torch.tensor([source in sources for source in SOURCES]))
+        self.first = nn.Linear(features, hidden)
+        self.second = nn.Linear(hidden, hidden)
+        self.last = nn.Linear(hidden, len(rates))
+
+    @classmethod
+    def of_weights(cls, weights: dict[str, torch.Tensor]) -> ContextNet:
+        """The network whose state is `weights`."""
+        hidden, features = weights["first.weight"].shape
+        network = cls(features, weights["rates"].numpy(), hidden)
+        network.load_state_dict(weights)
+        return network.eval()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The kinds of earlier nights that this network was trained with."""
+        return tuple(source for source, is_used in zip(SOURCES, self.uses.tolist(), strict=True) if is_used)
+
+    @property
+    def features(self) -> int:
+        return self.first.in_features
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        x = features
+        for layer in (self.first, self.second):
+            x = nn.functional.gelu(torch.addmm(layer.bias[:, None], layer.weight, x))
+        return torch.log_softmax(torch.addmm(self.last.bias[:, None], self.last.weight, x), 0)
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """One earlier night: whole numbers, slices x rows x cols."""
+
+    noisy: np.ndarray
+    age: int
+    """Periods before tonight."""
+
+
+class Context:
+    """What is known of each cell of tonight without looking at the cell.
+
+    `season` is the number of slices after which days or weeks repeat, 0 where they do not: a fact of the policy.
+    """
+
+    def __init__(
+        self,
+        tonight: np.ndarray,
+        noise_variance: float,
+        earlier: Sequence[Earlier] = (),
+        season: int = 0,
+        sources: Sequence[str] = SOURCES,
+    ):
+        self._tonight = tonight
+        self._noise = noise_variance
+        self.slices, self._height, self._width = tonight.shape
+        self._widths = [min(width, max(2, min(self._height, self._width))) for width in WIDTHS]
+        self._kernels = {width: _Tent(width, self._height, self._width) for width in set(self._widths)}
+        self._sum = tonight.sum(0, dtype=np.float64)
+        self._squares = np.square(tonight, dtype=np.float64).sum(0)
+        self._wide_sums = {width: kernel.sums(self._sum) for width, kernel in self._kernels.items()}
+        self._season = season if self.slices >= 2 * season else 0
+        self._narrow = self._widths[:NARROW]
+        self._cached: dict[int, np.ndarray] = {}
+        if self.slices > 2:
+            self._cached = {
+                width: np.stack([self._kernels[width].sums(image).astype(np.float32) for image in tonight])
+                for width in self._narrow
+            }
+        usable = sorted((night for night in earlier if night.noisy.shape == tonight.shape), key=lambda night: night.age)
+        kinds = {"history": usable, "weekday": [night for night in usable if night.age % 7 == 0], "last": usable[:1]}
+        self._earlier = {name: _added(nights) for name, nights in kinds.items() if nights and name in sources}
+        self.names = [name for name, _, _ in self._gather(0)]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(self._earlier)
+
+    def features(self, number: int) -> torch.Tensor:
+        """(features, cells) of one slice, float32: each value over its own noise, large ones on a logarithmic scale."""
+        gathered = self._gather(number)
+        out = torch.empty((len(gathered), self._height * self._width), dtype=torch.float32)
+        for row, (_, value, variance) in zip(out, gathered, strict=True):
+            row.copy_(torch.from_numpy(np.ascontiguousarray(value)).reshape(-1))
+            row.mul_(1 / sqrt(variance))
+        return torch.copysign(torch.log1p(out.abs()), out)
+
+    def heat(self, number: int) -> np.ndarray:
+        """How much is going on around each cell of a slice, at least 0, in units of its noise; blind to the cell's own value."""
+        if self.slices > 1:
+            image, width = self._wide_sums[self._widths[1]] - self._kernels[self._widths[1]].sums(self._tonight[number]), 1
+        else:
+            kernel = self._kernels[self._widths[2]]
+            image, width = kernel.sums(self._tonight[number]) - kernel.centre * self._tonight[number], 2
+        kernel = self._kernels[self._widths[width]]
+        spread = sqrt(self._noise * max(1, self.slices - 1) * kernel.squares)
+        return np.maximum(image / spread - 1, 0).ravel()
+
+    def _gather(self, number: int) -> list[tuple[str, np.ndarray, float]]:
+        """Name, value and noise variance of each feature of one slice."""
+        noise, own = self._noise, self._tonight[number].astype(np.float64)
+        found: list[tuple[str, np.ndarray, float]] = []
+        own_sums = {width: kernel.sums(own) for width, kernel in self._kernels.items()}
+        for place, width in enumerate(self._widths):
+            kernel = self._kernels[width]
+            found.append(
+                (
+                    f"own {place}",
+                    kernel.mean(own_sums[width] - kernel.centre * own, hole=True),
+                    noise * kernel.variance(hole=True),
+                )
+            )
+        found += _pairs("own", own, noise)
+        others = self.slices - 1
+        if others:
+            rest, share = (self._sum - own) / others, noise / others
+            found.append(("others", rest, share))
+            for place, width in enumerate(self._widths):
+                kernel = self._kernels[width]
+                found.append(
+                    (
+                        f"others {place}",
+                        kernel.mean((self._wide_sums[width] - own_sums[width]) / others),
+                        share * kernel.variance(),
+                    )
+                )
+            found += _pairs("others", rest, share)
+            spread = (self._squares - own * own) / others - rest * rest - noise
+            found.append(("others vary", spread, 5 * noise * noise / others))
+        if others > 1:
+            found += self._slices("near", [number - 1, number + 1], 2)
+            around = [q for q in range(max(0, number - 6), min(self.slices, number + 7)) if q != number]
+            weights = 0.75 ** np.abs(np.array(around) - number)
+            weights /= weights.sum()
+            decayed = sum(weight * self._tonight[q] for weight, q in zip(weights, around, strict=True))
+            found.append(("decayed", decayed, noise * float(np.sum(weights**2))))
+        if self._season:
+            same = [q for q in range(number % self._season, self.slices, self._season) if q != number]
+            found += self._slices("season", same, 3)
+        for name, nights in self._earlier.items():
+            found += self._before(name, nights, number, None if name == "history" else 2)
+        return found
+
+    def _slices(self, name: str, wanted: list[int], widths: int) -> list[tuple[str, np.ndarray, float]]:
+        """The mean of some other slices, at the centre and at narrow widths."""
+        chosen = [q for q in wanted if 0 <= q < self.slices]
+        share = self._noise / max(1, len(chosen))
+        shape = (self._height, self._width)
+        centre = self._tonight[chosen].mean(0) if chosen else np.zeros(shape)
+        found = [(name, centre, share)]
+        for place, width in enumerate(self._narrow[:widths]):
+            kernel = self._kernels[width]
+            total = self._cached[width][chosen].mean(0) if chosen else np.zeros(shape)
+            found.append((f"{name} {place}", kernel.mean(total), share * kernel.variance()))
+        return found
+
+    def _before(self, name: str, history: _Added, number: int, widths: int | None) -> list[tuple[str, np.ndarray, float]]:
+        """The same slice of earlier nights, and all of their slices."""
+        share = self._noise / history.nights
+        mean = history.total[number] / history.nights
+        found = [(name, mean, share)]
+        for place, width in enumerate(self._widths[:widths]):
+            kernel = self._kernels[width]
+            found.append((f"{name} {place}", kernel.mean(kernel.sums(mean)), share * kernel.variance()))
+        if widths is None:
+            found += _pairs(name, mean, share)
+            always, kernel = history.always, self._kernels[self._widths[0]]
+            found.append((f"{name} always", always, share / self.slices))
+            found.append((f"{name} always 0", kernel.mean(kernel.sums(always)), share / self.slices * kernel.variance()))
+        return found
+
+
+@dataclass(frozen=True)
+class _Added:
+    """Earlier nights, added up."""
+
+    total: np.ndarray
+    """slices x rows x cols."""
+    nights: int
+
+    @property
+    def always(self) -> np.ndarray:
+        """The mean over all slices and nights."""
+        return self.total.mean(0) / self.nights
+
+
+def _added(nights: list[Earlier]) -> _Added:
+    total = np.zeros(nights[0].noisy.shape, dtype=np.float32 if len(nights) == 1 else np.float64)
+    for night in nights:
+        total += night.noisy
+    return _Added(total, len(nights))
+
+
+def _pairs(name: str, image: np.ndarray, noise: float) -> list[tuple[str, np.ndarray, float]]:
+    """Means of the two neighbours along each of four lines through the cell: streets run along one of them."""
+    p = np.pad(image, 1)
+    lines = {
+        "north south": p[:-2, 1:-1] + p[2:, 1:-1],
+        "east west": p[1:-1, :-2] + p[1:-1, 2:],
+        "rising": p[:-2, :-2] + p[2:, 2:],
+        "falling": p[:-2, 2:] + p[2:, :-2],
+    }
+    return [(f"{name} {line}", total / 2, noise / 2) for line, total in lines.items()]
+
+
+class _Tent:
+    """Sums over a tent-shaped neighbourhood; whole numbers in, whole numbers out, without rounding."""
+
+    def __init__(self, width: int, height: int, breadth: int):
+        self._width = width
+        self.centre = float(width * width)
+        """Weight of the cell itself."""
+        line = np.convolve(np.ones(width), np.ones(width))
+        self._mass = float(line.sum()) ** 2
+        self.squares = float((line**2).sum()) ** 2
+        """Sum of the squared weights."""
+        self._inside = self.sums(np.ones((height, breadth)))
+
+    def sums(self, image: np.ndarray) -> np.ndarray:
+        total = np.asarray(image, dtype=np.float64)
+        for axis in (0, 1):
+            for grow in (True, False):
+                total = _box(total, self._width, axis, grow)
+        return total
+
+    def mean(self, sums: np.ndarray, hole: bool = False) -> np.ndarray:
+        """Sums as means over the part of the neighbourhood that lies on the grid."""
+        return sums / np.maximum(self._inside - (self.centre if hole else 0.0), 1.0)
+
+    def variance(self, hole: bool = False) -> float:
+        """Noise variance of a mean, in units of one cell's."""
+        squares, mass = self.squares, self._mass
+        if hole:
+            squares, mass = squares - self.centre**2, mass - self.centre
+        return squares / mass**2
+
+
+def _box(image: np.ndarray, width: int, axis: int, grow: bool) -> np.ndarray:
+    """Running sums of `width` cells along an axis; the first pass grows the image by width - 1, the second cuts that off again."""
+    pad = [(0, 0), (0, 0)]
+    pad[axis] = (width, width - 1) if grow else (1, 0)
+    running = np.cumsum(np.pad(image, pad), axis=axis)
+    size = running.shape[axis]
+    high, low = [slice(None)] * 2, [slice(None)] * 2
+    high[axis], low[axis] = slice(width, None), slice(0, size - width)
+    return running[tuple(high)] - running[tuple(low)]

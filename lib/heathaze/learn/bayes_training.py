@@ -1,0 +1,193 @@
+"""How the context network learns from noisy tensors alone, and how it denoises a night.
+
+It maximises the likelihood of each cell's noisy value under the prior that it made without that value. Nothing is held out and
+nothing is compared with a truth: the law of the noise is known, so the likelihood says it all.
+
+Cells are drawn for training by a heat that is blind to them as well. Drawing them by a heat that holds their own noise would pick
+cold cells whose noise is high, and teach the network that cold cells hold people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fractions import Fraction
+from os import cpu_count
+
+import numpy as np
+import torch
+
+from heathaze.learn.bayes import Context, ContextNet
+from heathaze.learn.denoiser import Denoised, noise_variance
+from heathaze.learn.distributed import Seam
+from heathaze.learn.posterior import Posterior, Tables, deconvolve, ladder, log_evidence, make_tables, posterior
+from heathaze.learn.tree import settle
+from heathaze.policy import BayesSettings
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+CHUNK = 16_384
+"""Cells that go through the network at once: few enough to stay in the cache."""
+
+CHECKED = 100_000
+"""Cells on which the score is measured, the same in every epoch."""
+
+GROUPS = 16
+"""Groups of like heat whose own best prior the network starts from."""
+
+WARM_UP = 400
+"""Steps in which the network learns the priors of the groups."""
+
+
+class BayesLearner:
+    """Trains a context network on the noisy slices of one rank, with the context of all of them."""
+
+    def __init__(self, context: Context, tonight: np.ndarray, scale: Fraction, settings: BayesSettings, seam: Seam, seed: int):
+        torch.manual_seed(seed)
+        self._noise = noise_variance(scale)
+        highest = max(4 * float(scale), 20.0, 1.5 * float(tonight.max()))
+        self._tables = make_tables(float(scale), ladder(float(scale), highest, settings.rates))
+        self._batch = max(1, settings.batch // seam.size)
+        numbers = range(seam.rank, len(tonight), seam.size) if len(tonight) >= seam.size else range(len(tonight))
+        random = np.random.default_rng((seed, 11, seam.rank))
+        self._features, self._noisy, heat = _draw(context, tonight, list(numbers), random, settings.cells // seam.size)
+        self._check = _draw(context, tonight, list(numbers), np.random.default_rng((seed, 7, seam.rank)), CHECKED)[:2]
+        self.model = ContextNet(self._features.shape[1], self._tables.rates, settings.hidden, context.sources)
+        self._start(heat, random)
+
+    @property
+    def cells(self) -> int:
+        return len(self._noisy)
+
+    def batch(self, random: np.random.Generator) -> Batch:
+        chosen = torch.from_numpy(random.integers(0, len(self._noisy), self._batch))
+        return self._features[chosen], self._noisy[chosen]
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Mean of -log P(noisy value | context)."""
+        features, noisy = batch
+        return -log_evidence(self.model(features.t()).t(), noisy, self._tables).mean()
+
+    def after_step(self, seam: Seam) -> None:
+        """Everything moves by gradients."""
+
+    def after_epoch(self, seam: Seam, random: np.random.Generator) -> dict[str, float]:
+        return {}
+
+    def score(self) -> tuple[float, float]:
+        return blind_error(self.model, *self._check, self._noise)
+
+    def _start(self, heat: torch.Tensor, random: np.random.Generator) -> None:
+        """Start from the likeliest prior of each group of like heat; from a flat start the cold cells would take for ever."""
+        mean, deviation = self._features.mean(0), self._features.std(0) + 1e-3
+        edges = torch.quantile(heat[torch.randperm(len(heat))[:100_000]], torch.linspace(0, 1, GROUPS + 1)[1:-1]).unique()
+        group = torch.bucketize(heat, edges)
+        priors = torch.stack([self._prior_of(self._noisy[group == number]) for number in range(len(edges) + 1)])
+        with torch.no_grad():
+            self.model.first.weight.div_(deviation)
+            self.model.first.bias.sub_(self.model.first.weight @ mean)
+            self.model.last.weight.mul_(0.1)
+        optimizer = torch.optim.Adam(self.model.parameters(), lr=3e-3)
+        for _ in range(WARM_UP):
+            chosen = torch.from_numpy(random.integers(0, len(heat), 2_048))
+            wanted = priors[group[chosen]]
+            loss = -(wanted * self.model(self._features[chosen].t()).t()).sum(1).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    def _prior_of(self, noisy: torch.Tensor) -> torch.Tensor:
+        values, counts = np.unique(noisy.numpy() if len(noisy) else self._noisy.numpy(), return_counts=True)
+        return torch.from_numpy(deconvolve(values, counts, self._tables)).float()
+
+
+def _draw(
+    context: Context, tonight: np.ndarray, numbers: list[int], random: np.random.Generator, cells: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Features (cell, feature), noisy values and heat of cells: a third anywhere, the others where much goes on."""
+    each = max(1, min(cells // len(numbers), 4 * tonight[0].size))
+    features, noisy, heats = [], [], []
+    for number in numbers:
+        heat = context.heat(number)
+        level = heat + 1e-6
+        chosen = [random.integers(0, heat.size, each - 2 * (each // 3))]
+        for weight in (level, np.sqrt(level)):
+            places = np.cumsum(weight, dtype=np.float64)
+            chosen.append(np.minimum(np.searchsorted(places, random.random(each // 3) * places[-1]), heat.size - 1))
+        index = np.concatenate(chosen)
+        features.append(context.features(number)[:, torch.from_numpy(index)].t().contiguous())
+        noisy.append(torch.from_numpy(tonight[number].ravel()[index].astype(np.int64)))
+        heats.append(torch.from_numpy(heat[index].astype(np.float32)))
+    return torch.cat(features), torch.cat(noisy), torch.cat(heats)
+
+
+@torch.no_grad()
+def blind_error(model: ContextNet, features: torch.Tensor, noisy: torch.Tensor, noise: float) -> tuple[float, float]:
+    """Sum and number of squared errors of the blind prediction, in units of the noise variance, less the noise's own."""
+    rates = model.rates.to(torch.float32)
+    summed = 0.0
+    for start in range(0, len(noisy), CHUNK):
+        part = slice(start, start + CHUNK)
+        expected = (torch.exp(model(features[part].t())) * rates[:, None]).sum(0)
+        summed += float(((noisy[part] - expected) ** 2 / noise - 1).double().sum())
+    return summed, float(len(noisy))
+
+
+def check_cells(context: Context, tonight: np.ndarray, seed: int) -> Batch:
+    """Cells of another night on which a model's drift is measured."""
+    return _draw(context, tonight, list(range(len(tonight))), np.random.default_rng((seed, 7)), CHECKED)[:2]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Everything that the network says about a night; tensors are slices x rows x cols, float32."""
+
+    prior: np.ndarray
+    """Mean of the prior, before the cell's own value is seen."""
+    mean: np.ndarray
+    """Mean of the posterior of each cell."""
+    variance: np.ndarray
+    """Variance of the posterior of each cell."""
+    settled: np.ndarray
+    """The mean brought together with noisy sums of blocks."""
+
+    @property
+    def denoised(self) -> Denoised:
+        return Denoised(self.settled, np.sqrt(self.variance))
+
+
+def estimate(model: ContextNet, context: Context, tonight: np.ndarray, scale: Fraction) -> Estimate:
+    """Prior, posterior and settled estimate of every cell of a night."""
+    tables = make_tables(float(scale), model.rates.numpy())
+    prior, mean, variance = (np.empty(tonight.shape, dtype=np.float32) for _ in range(3))
+
+    def one_slice(number: int) -> None:
+        for part, found in _parts(model, context, tonight, number, tables):
+            prior[number].reshape(-1)[part] = found.prior_mean.numpy()
+            mean[number].reshape(-1)[part] = found.mean.numpy()
+            variance[number].reshape(-1)[part] = (found.square - found.mean**2).clamp(min=0).numpy()
+
+    _each_slice(one_slice, len(tonight))
+    settled, _ = settle(mean, variance, tonight, noise_variance(scale))
+    return Estimate(prior, mean, variance, settled)
+
+
+@torch.no_grad()
+def _parts(
+    model: ContextNet, context: Context, tonight: np.ndarray, number: int, tables: Tables
+) -> list[tuple[slice, Posterior]]:
+    features, noisy = context.features(number), torch.from_numpy(tonight[number].ravel().astype(np.int64))
+    parts = [slice(start, start + CHUNK) for start in range(0, len(noisy), CHUNK)]
+    return [(part, posterior(model(features[:, part]), noisy[part], tables)) for part in parts]
+
+
+def _each_slice(work: Callable[[int], None], slices: int) -> None:
+    """Slices side by side, one thread each: numpy and torch leave the interpreter to the others."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(max_workers=min(slices, cpu_count() or 1)) as pool:
+            list(pool.map(work, range(slices)))
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,141 @@
+"""The denoisers that are trained: for each, how a rank trains it, how it denoises a night, and how it has aged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from heathaze.learn import denoiser
+from heathaze.learn.bayes import Context, ContextNet, Earlier
+from heathaze.learn.bayes_training import BayesLearner, blind_error, check_cells, estimate
+from heathaze.learn.denoiser import Denoised
+from heathaze.learn.handoff import Night, read_night, read_slices, shared_out
+from heathaze.learn.training import Trained, TrainSettings, train
+from heathaze.learn.vqvae import VQVAE
+from heathaze.learn.vqvae_training import RESOLUTIONS, VQVAELearner, blind_spot_error, check_crops, denoise_slice
+from heathaze.policy import Denoise, Policy
+
+if TYPE_CHECKING:
+    from heathaze.learn.distributed import Seam
+
+Weights = dict[str, torch.Tensor]
+
+NO_ERROR = 0.01
+"""An estimated error below a hundredth of the noise variance is measured as noise; a ratio of two such says nothing."""
+
+
+@dataclass(frozen=True)
+class Nights:
+    """The noisy nights that a denoiser works with, by name; it reads what it needs."""
+
+    storage: str
+    """Where the noisy table's files are."""
+    named: tuple[Night, ...]
+    """Oldest first; the last one is tonight."""
+    days: int
+    """Length of a period."""
+    season: int
+    """Slices after which days or weeks repeat within a period; 0: not."""
+
+    @property
+    def scale(self) -> Fraction:
+        return self.named[-1].scale
+
+    def tonight(self) -> np.ndarray:
+        return read_night(self.storage, self.named[-1])
+
+    def earlier(self) -> list[Earlier]:
+        last = date.fromisoformat(self.named[-1].period)
+        ages = [(last - date.fromisoformat(night.period)).days // self.days for night in self.named[:-1]]
+        return [Earlier(read_night(self.storage, night), age) for night, age in zip(self.named, ages, strict=False)]
+
+
+def season_of(policy: Policy) -> int:
+    """Slices after which the days of a period repeat, or its weeks where a slice is a day; 0 where neither fits twice."""
+    days, slices = policy.period.days, policy.period.slices
+    per_day = slices // days
+    if per_day > 1:
+        return per_day if days > 1 and slices % days == 0 else 0
+    return 7 if slices == days and days >= 14 else 0
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of trained denoiser."""
+
+    train_rank: Callable[[Seam, Nights, Denoise, str], Trained]
+    """What every rank does: read its own slices, and train."""
+    denoise: Callable[[Weights, Nights, np.ndarray, Denoise], Denoised]
+    """The estimate of a tensor of tonight's shape, with the weights of a trained model."""
+    error: Callable[[Weights, Nights, np.ndarray, Denoise], float | None]
+    """Estimated error of a model on tonight's noisy tensor, as its score at training; None where it does not fit the nights."""
+
+
+def train_vqvae(seam: Seam, nights: Nights, settings: Denoise, work: str) -> Trained:
+    slices = read_slices(nights.storage, shared_out(list(nights.named), seam.rank, seam.size))
+    ours = settings.vqvae
+    learner = VQVAELearner(slices, denoiser.noise_variance(nights.scale), ours, seam, settings.seed)
+    cells = sum(one.slices for one in nights.named) * slices.shape[1] * slices.shape[2] * len(RESOLUTIONS)
+    steps = max(1, -(-cells // (ours.batch * min(ours.crop, slices.shape[1]) * min(ours.crop, slices.shape[2]))))
+    schedule = TrainSettings(ours.epochs, steps, float(ours.learning_rate), settings.seed, ours.patience)
+    return train(seam, learner, schedule, Path(work))
+
+
+def _denoise_vqvae(weights: Weights, nights: Nights, tensor: np.ndarray, settings: Denoise) -> Denoised:
+    network, variance = _vqvae(weights, settings), denoiser.noise_variance(nights.scale)
+    return Denoised(np.stack([denoise_slice(network, image, variance) for image in tensor]))
+
+
+def _vqvae_error(weights: Weights, nights: Nights, tensor: np.ndarray, settings: Denoise) -> float:
+    crops = check_crops(tensor, denoiser.noise_variance(nights.scale), settings.vqvae, seed=0)
+    summed, weight = blind_spot_error(_vqvae(weights, settings), crops)
+    return summed / weight
+
+
+def _vqvae(weights: Weights, settings: Denoise) -> VQVAE:
+    network = VQVAE(settings.vqvae.codes, settings.vqvae.code_size)
+    network.load_state_dict(weights)
+    return network.eval()
+
+
+def train_bayes(seam: Seam, nights: Nights, settings: Denoise, work: str) -> Trained:
+    tonight, ours = nights.tonight(), settings.bayes
+    context = Context(tonight, denoiser.noise_variance(nights.scale), nights.earlier(), nights.season)
+    learner = BayesLearner(context, tonight, nights.scale, ours, seam, settings.seed)
+    # Ranks may hold a cell more or less; the number of steps is the same for all.
+    steps = max(1, -(-min(ours.cells, 4 * tonight.size) // ours.batch))
+    schedule = TrainSettings(ours.epochs, steps, float(ours.learning_rate), settings.seed, ours.patience)
+    return train(seam, learner, schedule, Path(work))
+
+
+def _denoise_bayes(weights: Weights, nights: Nights, tensor: np.ndarray, settings: Denoise) -> Denoised:
+    network = ContextNet.of_weights(weights)
+    return estimate(network, _context(network, nights, tensor), tensor, nights.scale).denoised
+
+
+def _bayes_error(weights: Weights, nights: Nights, tensor: np.ndarray, settings: Denoise) -> float | None:
+    network = ContextNet.of_weights(weights)
+    context = _context(network, nights, tensor)
+    if len(context.names) != network.features:
+        return None
+    summed, weight = blind_error(network, *check_cells(context, tensor, settings.seed), denoiser.noise_variance(nights.scale))
+    return summed / weight
+
+
+def _context(network: ContextNet, nights: Nights, tensor: np.ndarray) -> Context:
+    """The context that a network was trained with: kinds of earlier nights that it does not know wait for the next training."""
+    earlier = nights.earlier() if network.sources else []
+    return Context(tensor, denoiser.noise_variance(nights.scale), earlier, nights.season, network.sources)
+
+
+FAMILIES = {
+    "vqvae": Family(train_vqvae, _denoise_vqvae, _vqvae_error),
+    "bayes": Family(train_bayes, _denoise_bayes, _bayes_error),
+}

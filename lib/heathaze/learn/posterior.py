@@ -1,0 +1,166 @@
+"""The arithmetic of a count under exactly known noise: likelihoods, posterior moments, and the prior of many cells at once.
+
+A cell's count is Poisson with an unknown rate, and its noisy value is the count plus discrete Laplace noise of known scale. The
+prior of the rate is a mixture over a fixed ladder of rates, so everything that is ever needed of a noisy value y and a rate r
+is a number in a table, computed once per scale:
+
+    P(y | r)          the likelihood: Poisson(r) convolved with the law of the noise
+    E[x | y, r]       the mean of the count, and likewise of its square
+
+A mixture with weights p_r then has the posterior weights p_r P(y | r) / sum, and its mean is their sum with E[x | y, r].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, sqrt
+
+import numpy as np
+import torch
+from scipy.signal import lfilter
+from scipy.special import gammaln, pdtrc
+
+REACH = 45
+"""Scales of noise beyond which a draw does not happen: exp(-45)."""
+
+WELL_KNOWN = 60
+"""A noisy value of so many scales is taken as it is: the prior has nothing to add, and the table ends there."""
+
+FINEST = 128
+"""Noisy values are looked up in steps of scale / FINEST where the scale is larger than that."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Likelihood and moments of every noisy value in reach, for each rate of the ladder."""
+
+    scale: float
+    rates: np.ndarray
+    """The ladder: 0, then evenly spaced in the logarithm."""
+    first: int
+    """The noisy value of the first row."""
+    step: int
+    """Noisy values per row."""
+    log_likelihood: torch.Tensor
+    """(noisy value, rate), float32."""
+    mean: torch.Tensor
+    """E[x | y, r]."""
+    square: torch.Tensor
+    """E[x^2 | y, r]."""
+
+    def rows(self, noisy: torch.Tensor) -> torch.Tensor:
+        """The row of each noisy value, the last one for values beyond the table."""
+        row = torch.div(noisy.long() - self.first + self.step // 2, self.step, rounding_mode="floor")
+        return row.clamp(0, len(self.mean) - 1)
+
+    def is_beyond(self, noisy: torch.Tensor) -> torch.Tensor:
+        """Whether a noisy value is so high above the noise that it is taken as it is."""
+        return noisy > self.first + self.step * (len(self.mean) - 1) - REACH * self.scale
+
+
+def ladder(scale: float, highest: float, count: int) -> np.ndarray:
+    """Rates from nothing to the highest plausible count; below a few thousandths of the noise nobody can tell rates apart."""
+    lowest = min(max(0.005, 0.002 * scale), highest / 10)
+    return np.concatenate([[0.0], np.geomspace(lowest, highest, count - 1)])
+
+
+def make_tables(scale: float, rates: np.ndarray) -> Tables:
+    """The tables of one scale.
+
+    The convolution with a^|x| is one recursion forwards and one backwards, whose terms are all positive: exact to the last
+    digits also far out in the tails.
+    """
+    a, reach = exp(-1 / scale), int(REACH * scale) + 2
+    highest = float(rates[-1])
+    most = int(highest + 8 * sqrt(highest) + 20)
+    last = int(min(most, WELL_KNOWN * scale + 2_000)) + reach
+    step = max(1, int(scale) // FINEST)
+    count = np.arange(most + 1)
+    kept = slice(0, last + reach + 1, step)
+    columns: list[list[np.ndarray]] = [[], [], []]
+    for rate in rates:
+        chance = np.exp(count * np.log(rate) - rate - gammaln(count + 1)) if rate > 0 else (count == 0).astype(float)
+        for column, weighted in zip(columns, (chance, chance * count, chance * count**2), strict=True):
+            padded = np.zeros(most + 2 * reach + 1)
+            padded[reach : reach + most + 1] = weighted
+            forwards = lfilter([1.0], [1.0, -a], padded)
+            backwards = lfilter([1.0], [1.0, -a], padded[::-1])[::-1]
+            column.append(((forwards + backwards - padded) * (1 - a) / (1 + a))[kept])
+    likelihood, first, second = (np.stack(column, axis=1) for column in columns)
+    floor = np.maximum(likelihood, 1e-300)
+    return Tables(
+        scale=scale,
+        rates=rates,
+        first=-reach,
+        step=step,
+        log_likelihood=torch.from_numpy(np.log(floor).astype(np.float32)),
+        mean=torch.from_numpy((first / floor).astype(np.float32)),
+        square=torch.from_numpy((second / floor).astype(np.float32)),
+    )
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """What is known of many cells once their own noisy values are seen."""
+
+    prior_mean: torch.Tensor
+    mean: torch.Tensor
+    square: torch.Tensor
+    """E[x^2]."""
+    log_odds: torch.Tensor
+    """Logarithm of how much likelier the noisy value is under the prior than in an empty cell."""
+
+
+def posterior(log_prior: torch.Tensor, noisy: torch.Tensor, tables: Tables) -> Posterior:
+    """Posterior moments of cells; `log_prior` is (rate, cell), `noisy` has one whole number per cell."""
+    row = tables.rows(noisy)
+    likelihood = tables.log_likelihood[row].t()
+    joint = log_prior + likelihood
+    evidence = torch.logsumexp(joint, 0)
+    weight = torch.exp(joint - evidence)
+    mean = (weight * tables.mean[row].t()).sum(0)
+    square = (weight * tables.square[row].t()).sum(0)
+    beyond = tables.is_beyond(noisy)
+    value = noisy.to(mean.dtype)
+    mean = torch.where(beyond, value, mean)
+    square = torch.where(beyond, value * value + 2 * tables.scale**2, square)
+    rates = torch.from_numpy(tables.rates).to(mean.dtype)
+    return Posterior((torch.exp(log_prior) * rates[:, None]).sum(0), mean, square, evidence - likelihood[0])
+
+
+def log_evidence(log_prior: torch.Tensor, noisy: torch.Tensor, tables: Tables) -> torch.Tensor:
+    """log P(y) of each cell: what training maximises. `log_prior` is (cell, rate)."""
+    return torch.logsumexp(log_prior + tables.log_likelihood[tables.rows(noisy)], 1)
+
+
+def at_least(least: int, log_prior: torch.Tensor, noisy: torch.Tensor, tables: Tables) -> torch.Tensor:
+    """P(count >= least) of each cell given its noisy value; `log_prior` is (rate, cell).
+
+    For one rate: the tail of the Poisson law tilted by the noise on either side of y. Counts are added up explicitly.
+    """
+    values = noisy.numpy().astype(np.int64)
+    different, where = np.unique(values, return_inverse=True)
+    a = exp(-1 / tables.scale)
+    count = np.arange(int(tables.rates[-1] + 8 * sqrt(tables.rates[-1]) + 20) + 1)
+    noise = (1 - a) / (1 + a) * a ** np.abs(different[:, None] - count[None, :])
+    chances = np.empty((len(different), len(tables.rates)))
+    for j, rate in enumerate(tables.rates):
+        poisson = np.exp(count * np.log(rate) - rate - gammaln(count + 1)) if rate > 0 else (count == 0).astype(float)
+        joint = noise * poisson
+        total = joint.sum(1)
+        certain = np.where(count >= least, 1.0, 0.0)
+        chances[:, j] = np.where(total > 0, joint @ certain / np.maximum(total, 1e-300), pdtrc(least - 1, rate))
+    weight = torch.softmax(log_prior + tables.log_likelihood[tables.rows(noisy)].t(), 0)
+    return (weight * torch.from_numpy(chances[where].T).to(weight.dtype)).sum(0)
+
+
+def deconvolve(values: np.ndarray, counts: np.ndarray, tables: Tables, rounds: int = 2_000) -> np.ndarray:
+    """The mixture of rates that makes a histogram of noisy values likeliest (NPMLE, by expectation maximisation)."""
+    likelihood = np.exp(tables.log_likelihood[tables.rows(torch.from_numpy(values))].numpy().astype(np.float64)).T
+    share = counts / counts.sum()
+    mixture = np.full(len(tables.rates), 0.5 / len(tables.rates))
+    mixture[0] += 0.5
+    for _ in range(rounds):
+        weighted = mixture[:, None] * likelihood
+        mixture = (weighted / weighted.sum(0)) @ share
+    return mixture
