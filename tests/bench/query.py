@@ -40,7 +40,8 @@ def query() -> list[dict[str, Any]]:
         tensor.tofile(WORK / f"{name}.bin")
     del candidate
     numpys, ours = _alternating(_read_plain, lambda: open_release(tables))
-    rows = [{"what": "open", "release_s": ours, "numpy_s": numpys, "ratio": round(ours / numpys, 2)}]
+    kinds = {"seconds": 0, "processor_seconds": 1}
+    rows = [{"what": f"open, {name}", **_beside(ours[kind], numpys[kind])} for name, kind in kinds.items()]
     release = open_release(tables)
     began = time.perf_counter()
     count(release, release.boxes())
@@ -68,7 +69,12 @@ def _ranges(release: Release) -> list[dict[str, Any]]:
         "denoised, the denoiser's interval": lambda: count(claiming, boxes),
         "mixed, interval from a rehearsal": lambda: count(release, boxes),
     }
-    return [{"what": f"{QUERIES:,} ranges: {name}", "seconds": _best(way, 5)} for name, way in ways.items()]
+    times = dict(zip(ways, _alternating(*ways.values()), strict=True))
+    return [{"what": f"{QUERIES:,} ranges: {name}", "seconds": round(times[name][0], 3)} for name in ways]
+
+
+def _beside(ours: float, numpys: float) -> dict[str, float]:
+    return {"release": round(ours, 3), "numpy": round(numpys, 3), "ratio": round(ours / numpys, 2)}
 
 
 def _city() -> Candidate:
@@ -88,19 +94,12 @@ def _read_plain() -> list[np.ndarray]:
     return [np.fromfile(WORK / f"{name}.bin", dtype=kind) for name, kind in kinds.items()]
 
 
-def _alternating(*works: Callable[[], object]) -> list[float]:
-    """Best time of each work, taken in turns, so that a slow minute of the machine hits all."""
-    best = [float("inf")] * len(works)
+def _alternating(*works: Callable[[], object]) -> list[tuple[float, float]]:
+    """Least seconds and processor seconds of each work, taken in turns, so that a slow minute of the machine hits all."""
+    taken: list[list[tuple[float, float]]] = [[] for _ in works]
     for _ in range(7):
         for number, work in enumerate(works):
-            best[number] = min(best[number], _best(work, 1))
-    return best
-
-
-def _best(work: Callable[[], object], times: int) -> float:
-    seconds = []
-    for _ in range(times):
-        began = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - began)
-    return round(min(seconds), 3)
+            began = time.perf_counter(), time.process_time()
+            work()
+            taken[number].append((time.perf_counter() - began[0], time.process_time() - began[1]))
+    return [(min(one[0] for one in times), min(one[1] for one in times)) for times in taken]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 CHUNK = 4096
 """Boxes that are looked up together: what they need stays in the processor's cache."""
+SIGN = np.array([-1.0, 1.0])
+"""Of the begin and the end of an edge."""
 
 
 def prefix_sum(values: np.ndarray, power: int = 1) -> np.ndarray:
@@ -33,27 +33,29 @@ def box_sums(prefixes: Sequence[np.ndarray], slices: np.ndarray, rows: np.ndarra
     """
     sums = [np.empty(len(slices)) for _ in prefixes]
     shape = prefixes[0].shape
-
-    def look_up(start: int) -> None:
+    for start in range(0, len(slices), CHUNK):
         part = slice(start, start + CHUNK)
-        found = [_nodes(edges[part], size) for edges, size in zip((slices, rows, cols), shape, strict=True)]
-        (times, time_shares), (heights, height_shares), (widths, width_shares) = found
+        times, time_shares = _nodes(slices[part], shape[0])
+        heights, height_shares = _nodes(rows[part], shape[1])
+        widths, beyond = _below(cols[part], shape[2])
+        width_shares = np.stack([SIGN * (1 - beyond), SIGN * beyond], axis=2).reshape(-1, 4)
         places = (times[:, :, None] * shape[1] + heights[:, None, :])[..., None] * shape[2] + widths[:, None, None, :]
         for prefix, out in zip(prefixes, sums, strict=True):
-            lines = np.einsum("ntrc,nc->ntr", prefix.ravel().take(places), width_shares)
+            # Neighbouring columns are looked up as one number of twice the size, for half as many look-ups.
+            pairs = np.ndarray(prefix.size - 1, np.complex128, prefix.data, strides=(8,))
+            found = pairs[places].view(np.float64)
+            lines = np.einsum("ntrc,nc->ntr", found, width_shares)
             out[part] = np.einsum("nt,nt->n", np.einsum("ntr,nr->nt", lines, height_shares), time_shares)
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy lets go of the interpreter while it looks up
-        list(pool.map(look_up, range(0, len(slices), CHUNK)))
     return sums
 
 
 def whole_sums(prefix: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Sums over boxes of whole cells: low (within) and high (beyond) are n x 3 indices of slice, row and column."""
+    (times, heights, widths), flat = np.stack([low, high]).transpose(2, 0, 1), prefix.ravel()
     sums = np.zeros(len(low))
-    for corner in np.ndindex(2, 2, 2):
-        place = [(low, high)[end][:, axis] for axis, end in enumerate(corner)]
-        sums += (-1) ** (3 - sum(corner)) * prefix[place[0], place[1], place[2]]
+    for time, height, width in np.ndindex(2, 2, 2):
+        places = (times[time] * prefix.shape[1] + heights[height]) * prefix.shape[2] + widths[width]
+        sums += SIGN[time] * SIGN[height] * SIGN[width] * flat.take(places)
     return sums
 
 
@@ -66,9 +68,14 @@ def share_powers(edges: np.ndarray, power: int) -> np.ndarray:
 
 def _nodes(edges: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """The nodes of F along one axis that the edges lie on or between, and their weights in F(end) - F(begin)."""
-    below = edges.astype(np.int64)
-    beyond, sign = edges - below, np.array([-1.0, 1.0])
-    if not beyond.any():
-        return below, np.broadcast_to(sign, below.shape)
-    nodes = np.concatenate([below, np.minimum(below + 1, size - 1)], axis=1)
-    return nodes, np.concatenate([sign * (1 - beyond), sign * beyond], axis=1)
+    whole = np.rint(edges)
+    if (whole == edges).all():
+        return whole.astype(np.int64), np.broadcast_to(SIGN, edges.shape)
+    below, beyond = _below(edges, size)
+    return np.concatenate([below, below + 1], axis=1), np.concatenate([SIGN * (1 - beyond), SIGN * beyond], axis=1)
+
+
+def _below(edges: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The node below each edge, never the last one, and how far beyond it the edge lies."""
+    below = np.minimum(edges.astype(np.int64), size - 2)
+    return below, edges - below
