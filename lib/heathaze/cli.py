@@ -38,6 +38,7 @@ def _run(arguments: Sequence[str] | None) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     from heathaze.collect.night import add_arguments
+    from heathaze.evaluate_cli import add_evaluate_command
     from heathaze.night import add_public_arguments
     from heathaze.query_cli import add_query_commands
 
@@ -86,6 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
         command.set_defaults(do=work)
 
     add_query_commands(commands, _add_tables, _add_json, _open_tables)
+    add_evaluate_command(commands)
 
     denoise = commands.add_parser("denoise", help="make a noisy night better, from noisy nights alone")
     add_public_arguments(denoise)

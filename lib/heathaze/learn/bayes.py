@@ -274,7 +274,7 @@ class _Tent:
 
 
 def _box(image: np.ndarray, width: int, axis: int, grow: bool) -> np.ndarray:
-    """Running sums of `width` cells along an axis; the first pass grows the image by width - 1, the second cuts that off again."""
+    """Running sums of `width` cells along an axis; the first pass grows the image, the second cuts that off again."""
     pad = [(0, 0), (0, 0)]
     pad[axis] = (width, width - 1) if grow else (1, 0)
     running = np.cumsum(np.pad(image, pad), axis=axis)

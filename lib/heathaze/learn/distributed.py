@@ -57,6 +57,11 @@ class _Alone:
         return tensor
 
 
+def alone() -> Seam:
+    """The seam of one process on its own."""
+    return _Alone()
+
+
 class _Horovod:
     def __init__(self) -> None:
         import horovod.torch as hvd

@@ -39,10 +39,10 @@ def _descend(values: np.ndarray, spread: np.ndarray, noisy: np.ndarray, noise: f
         area = _sums(np.ones((1, *values.shape[1:])), side) * noise
         alone = np.maximum(area - claimed, 0.05 * area)
         weight = claimed / alone**2
-        excess = (residual**2 - alone) * weight
-        known = float(np.sum(claimed * weight))
+        excess, known = float(np.sum((residual**2 - alone) * weight)), float(np.sum(claimed * weight))
         # One standard error is taken off: a block that only seems to be wrong is left alone.
-        rho = max(0.0, (float(excess.sum()) - float(np.sqrt(np.sum(excess**2)))) / known) if known > 0 else 0.0
+        doubt = float(np.sqrt(2 * np.sum((alone * weight) ** 2)))
+        rho = max(0.0, (excess - doubt) / known)
         shares.append(rho)
         if rho > 0:
             gain = rho * claimed / (rho * claimed + alone)

@@ -68,7 +68,7 @@ def _seasons(series: np.ndarray, period: int) -> tuple[np.ndarray, np.ndarray, n
     none = np.zeros(count, dtype=bool)
     if period == 1 or length <= 2 * period:
         return none, none, np.zeros((count, period))
-    seasonal = _is_seasonal(series, period)
+    seasonal = is_seasonal(series, period)
     trend = _trend(series, period)
     first = period // 2
     middle = series[:, first : first + trend.shape[1]]
@@ -84,7 +84,7 @@ def _seasons(series: np.ndarray, period: int) -> tuple[np.ndarray, np.ndarray, n
     return seasonal, multiplicative, np.where(seasonal[:, None], figures, 0.0)
 
 
-def _is_seasonal(series: np.ndarray, period: int) -> np.ndarray:
+def is_seasonal(series: np.ndarray, period: int) -> np.ndarray:
     """Whether the autocorrelation at one season is beyond what the shorter lags explain, at 90 %."""
     length = series.shape[1]
     centred = series - series.mean(1, keepdims=True)

@@ -1,8 +1,8 @@
 """How sure published answers are, without the truth: the night is rehearsed.
 
-A plausible truth is drawn from the published estimate and its deviations, noise of the declared law is added to it, and it is denoised
-and refined exactly as the night was. In a rehearsal the truth is known, so the error of every size of box can be looked at. It
-reads noisy tables only, so it is free, and its random numbers protect nobody.
+A plausible truth is drawn from the published estimate and its deviations, noise of the declared law is added to it, and it is
+denoised and refined exactly as the night was. In a rehearsal the truth is known, so the error of every size of box can be looked
+at. It reads noisy tables only, so it is free, and its random numbers protect nobody.
 """
 
 from __future__ import annotations

@@ -1,0 +1,72 @@
+"""heathaze's own denoisers as methods of the yardstick: trained on the noisy tensor alone, finished as a release is."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+from heathaze.evaluate.meter import Meter, Method
+from heathaze.learn.bayes import Context
+from heathaze.learn.bayes_training import BayesLearner, estimate
+from heathaze.learn.denoiser import Denoised, noise_variance
+from heathaze.learn.distributed import alone
+from heathaze.learn.families import season_of
+from heathaze.learn.shrink import shrink
+from heathaze.learn.training import Learner, TrainSettings, train
+from heathaze.learn.vqvae_training import RESOLUTIONS, VQVAELearner, denoise_slice
+from heathaze.policy import Policy
+from heathaze.release.refine import finish
+
+Denoise = Callable[[np.ndarray], Denoised]
+"""A denoiser that is ready: trained where it needs to be."""
+
+
+def learned_methods(policy: Policy) -> dict[str, Method]:
+    """shrink, vqvae and bayes with the settings of a policy."""
+    return {name: _method(policy, name) for name in ("shrink", "vqvae", "bayes")}
+
+
+def _method(policy: Policy, name: str) -> Method:
+    def method(counts: np.ndarray, meter: Meter) -> np.ndarray:
+        noisy = meter.laplace(counts, meter.epsilon).astype(np.int32)
+        ready = prepare(policy, name, noisy, Fraction(meter.unit) / meter.epsilon)
+        return finish(ready(noisy).values, policy.refine)
+
+    return method
+
+
+def prepare(policy: Policy, name: str, noisy: np.ndarray, scale: Fraction) -> Denoise:
+    """Train a denoiser on a noisy tensor; returns what then denoises it, or a rehearsal of it."""
+    settings, variance = policy.denoise, noise_variance(scale)
+    if name == "shrink":
+        return lambda tensor: shrink(tensor, [], scale)
+    if name == "vqvae":
+        ours = settings.vqvae
+        vqvae = VQVAELearner(noisy, variance, ours, alone(), settings.seed)
+        cells = noisy.size * len(RESOLUTIONS)
+        steps = max(1, -(-cells // (ours.batch * min(ours.crop, noisy.shape[1]) * min(ours.crop, noisy.shape[2]))))
+        _train(vqvae, TrainSettings(ours.epochs, steps, float(ours.learning_rate), settings.seed, ours.patience))
+        return lambda tensor: Denoised(np.stack([denoise_slice(vqvae.model, image, variance) for image in tensor]))
+    context = Context(noisy, variance, season=season_of(policy))
+    learner = BayesLearner(context, noisy, scale, settings.bayes, alone(), settings.seed)
+    mine = settings.bayes
+    steps = max(1, -(-min(mine.cells, 4 * noisy.size) // mine.batch))
+    _train(learner, TrainSettings(mine.epochs, steps, float(mine.learning_rate), settings.seed, mine.patience))
+
+    def ready(tensor: np.ndarray) -> Denoised:
+        around = context if tensor is noisy else Context(tensor, variance, season=season_of(policy))
+        return estimate(learner.model, around, tensor, scale).denoised
+
+    return ready
+
+
+def _train(learner: Learner, schedule: TrainSettings) -> None:
+    """Train, and leave the weights of the best epoch in the learner's model."""
+    with tempfile.TemporaryDirectory() as folder:
+        trained = train(alone(), learner, schedule, Path(folder))
+    learner.model.load_state_dict(trained.weights)
+    learner.model.eval()
