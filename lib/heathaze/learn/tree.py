@@ -40,8 +40,8 @@ def _descend(values: np.ndarray, spread: np.ndarray, noisy: np.ndarray, noise: f
         alone = np.maximum(area - claimed, 0.05 * area)
         weight = claimed / alone**2
         excess, known = float(np.sum((residual**2 - alone) * weight)), float(np.sum(claimed * weight))
-        # One standard error is taken off: a block that only seems to be wrong is left alone.
-        doubt = float(np.sqrt(2 * np.sum((alone * weight) ** 2)))
+        # Two standard errors are taken off: blocks that only seem to be wrong are left alone.
+        doubt = 2 * float(np.sqrt(2 * np.sum((alone * weight) ** 2)))
         rho = max(0.0, (excess - doubt) / known)
         shares.append(rho)
         if rho > 0:

@@ -1,0 +1,136 @@
+"""bayes: blind to the bit, better than what it replaces, for any shape and noise, and the better the more nights it has seen."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from heathaze.learn.bayes import Context, ContextNet, Earlier
+from heathaze.learn.bayes_training import BayesLearner, Estimate, estimate
+from heathaze.learn.denoiser import discrete_laplace, noise_variance
+from heathaze.learn.distributed import alone
+from heathaze.learn.shrink import shrink
+from heathaze.learn.tree import settle
+from heathaze.policy import BayesSettings
+
+SCALE = Fraction(5)
+SMALL = BayesSettings(rates=24, hidden=32, cells=120_000, batch=4_096, epochs=6)
+
+
+def city(slices: int, rows: int, cols: int, seed: int = 0) -> np.ndarray:
+    """Rates of a city of streets and squares whose hours differ."""
+    random = np.random.default_rng(seed)
+    heat = np.full((rows, cols), 0.02)
+    heat[:: max(4, rows // 12)] += 2.0
+    heat[:, :: max(4, cols // 10)] += 1.0
+    heat[random.integers(0, rows, 40), random.integers(0, cols, 40)] += random.pareto(1.2, 40) * 8
+    return np.minimum(heat, 300)[None] * random.uniform(0.5, 1.5, slices)[:, None, None]
+
+
+def noised(counts: np.ndarray, seed: int, scale: Fraction = SCALE) -> np.ndarray:
+    return (counts + discrete_laplace(np.random.default_rng(seed), float(scale), counts.shape)).astype(np.int32)
+
+
+def denoised(noisy: np.ndarray, scale: Fraction = SCALE, earlier: list[Earlier] | None = None) -> Estimate:
+    context = Context(noisy, noise_variance(scale), earlier or [])
+    learner = BayesLearner(context, noisy, scale, SMALL, alone(), seed=1)
+    optimizer = torch.optim.Adam(learner.model.parameters(), lr=2e-3)
+    random = np.random.default_rng(2)
+    for _ in range(150):
+        optimizer.zero_grad()
+        learner.loss(learner.batch(random)).backward()
+        optimizer.step()
+    return estimate(learner.model, context, noisy, scale)
+
+
+def test_the_prior_of_a_cell_does_not_depend_on_the_cell_to_the_bit() -> None:
+    random = np.random.default_rng(3)
+    tonight, before = (random.integers(-20, 40, (15, 40, 37)) for _ in range(2))
+    earlier = [Earlier(before, age) for age in (1, 7)]
+    changed = tonight.copy()
+    changed[4, 20, 11] += 12_345
+    contexts = [Context(night, 50.0, earlier, season=5) for night in (tonight, changed)]
+    network = ContextNet(len(contexts[0].names), np.array([0.0, 1.0, 10.0]), 16, contexts[0].sources)
+    first, second = (network(context.features(4)) for context in contexts)
+    cell = 20 * 37 + 11
+    assert torch.equal(first[:, cell], second[:, cell])
+    assert not torch.equal(first[:, cell + 1], second[:, cell + 1]), "a neighbour must see it"
+    assert not torch.equal(network(contexts[0].features(5))[:, cell], network(contexts[1].features(5))[:, cell])
+    assert contexts[0].heat(4)[cell] == contexts[1].heat(4)[cell], "cells are drawn for training by a heat that is blind too"
+
+
+def test_it_beats_the_noise_and_shrinkage_in_cells_and_in_boxes() -> None:
+    truth = np.random.default_rng(1).poisson(city(10, 96, 96))
+    noisy = noised(truth, 5)
+    found, classical = denoised(noisy), shrink(noisy, [], SCALE).values
+    records = truth.ravel().repeat(truth.ravel()), np.repeat(np.arange(truth.size), truth.ravel())
+
+    def at_records(answer: np.ndarray) -> float:
+        return float(np.abs(answer.ravel()[records[1]] - records[0]).mean())
+
+    assert at_records(found.settled) < 0.95 * at_records(classical)
+    assert at_records(found.mean) < at_records(found.prior), "the cell's own value must help"
+    ours, plain = (np.abs((answer - truth).reshape(10, 12, 8, 12, 8).sum((2, 4))).mean() for answer in (found.settled, noisy))
+    assert ours < 0.8 * plain
+
+
+def test_the_stated_deviation_is_of_the_size_of_the_error() -> None:
+    truth = np.random.default_rng(1).poisson(city(10, 96, 96))
+    found = denoised(noised(truth, 5))
+    for low, high in ((0.0, 1.0), (1.0, 20.0), (20.0, 50.0)):
+        chosen = (found.variance > low) & (found.variance <= high)
+        ratio = float(np.mean((found.mean - truth)[chosen] ** 2) / np.mean(found.variance[chosen]))
+        assert 0.5 < ratio < 2.0, (low, ratio)
+
+
+@pytest.mark.parametrize(
+    ("shape", "scale"),
+    [((1, 64, 64), Fraction(1)), ((1, 48, 64), Fraction(1000)), ((5, 33, 47), Fraction(50)), ((40, 16, 16), Fraction(5, 2))],
+)
+def test_any_shape_and_noise_give_finite_values(shape: tuple[int, int, int], scale: Fraction) -> None:
+    noisy = noised(np.random.default_rng(0).poisson(city(*shape)), 1, scale)
+    found = denoised(noisy, scale)
+    assert found.settled.shape == shape
+    assert np.isfinite(found.settled).all() and np.isfinite(found.variance).all() and (found.variance >= 0).all()
+
+
+def test_an_empty_map_stays_nearly_empty() -> None:
+    noisy = noised(np.zeros((8, 64, 64), dtype=int), 3)
+    found = denoised(noisy)
+    assert np.sqrt(np.mean(found.settled**2)) < 0.05 * noise_variance(SCALE) ** 0.5
+
+
+def test_earlier_nights_make_tonight_better_and_an_event_is_not_dragged_back() -> None:
+    rates = city(4, 64, 64, seed=4)
+    random = np.random.default_rng(8)
+    earlier = [Earlier(noised(random.poisson(rates), 20 + age), age) for age in range(1, 9)]
+    tonight = rates.copy()
+    tonight[:, 30:33, 30:33] = 60.0  # something happens where nothing ever was
+    truth = random.poisson(tonight)
+    noisy = noised(truth, 9)
+    without, with_history = denoised(noisy), denoised(noisy, earlier=earlier)
+    errors = [np.abs(found.settled - truth).mean() for found in (without, with_history)]
+    assert errors[1] < 0.9 * errors[0]
+    event = with_history.settled[:, 30:33, 30:33].mean() / truth[:, 30:33, 30:33].mean()
+    assert event > 0.85, event
+
+
+def test_settled_sums_are_no_worse_than_the_estimate_or_the_noisy_sum() -> None:
+    random = np.random.default_rng(0)
+    truth = random.poisson(city(6, 128, 128))
+    noisy, variance = noised(truth, 1), noise_variance(SCALE)
+    for bias in (0.0, 0.5):  # a prior that is right, and one that is too high everywhere
+        prior = city(6, 128, 128) + bias
+        weight = prior / (prior + variance)
+        mean = prior + weight * (noisy - prior)
+        settled, _ = settle(mean, weight * variance, noisy, variance)
+        for side in (16, 64, 128):
+            off = [
+                np.abs(x.reshape(6, 128 // side, side, 128 // side, side).sum((2, 4))).mean()
+                for x in (settled - truth, mean - truth, noisy - truth)
+            ]
+            assert off[0] <= 1.05 * min(off[1:]), (bias, side, off)
+            assert not bias or off[0] < 0.5 * off[1], (bias, side, off)
