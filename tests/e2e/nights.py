@@ -126,7 +126,7 @@ class Run:
         deadline = time.monotonic() + seconds
         while not holds():
             assert self.process.poll() is None and time.monotonic() < deadline, f"it did not come so far: {self.shown.decode()}"
-            time.sleep(0.01)
+            time.sleep(0.002)
 
     def wait_for_step(self, *steps: str) -> None:
         """Wait until the first of these steps begins."""

@@ -1,9 +1,11 @@
 """`heathaze release` killed at random moments, run twice at once, on a full or read-only disk, over tables of an older version.
 
-Twenty real `kill -9` hit the whole process group, JVM included, of the real command. Their moments are drawn over the timeline of
-a run that was left alone: half of them up to the noise, where two chains of runs each go on from what the kill before left
-behind, and half of them after the noise, each from a copy of one night that is collected and no more. After every kill the same
-command runs to its end on a copy of what was left, in this process and its Spark session, and its result is checked.
+Twenty real `kill -9` hit the whole process group, JVM included, of the real command. Sixteen moments are drawn from the timeline
+of a run that was left alone, first the step and then a moment of it, so that short steps are hit as often as long ones: ten up to
+the noise, where two chains of runs each go on from what the kill before left behind, and six after the noise, each from a copy
+of one night that is collected and no more. The last four come right after the commit of each stage that follows the noise. After
+every kill the same command runs to its end on a copy of what was left, in this process and its Spark session, and its result is
+checked.
 """
 
 from __future__ import annotations
@@ -37,9 +39,13 @@ from heathaze.tables import Tables
 pytestmark = pytest.mark.timeout(900)
 
 DAY_BEFORE = "2026-11-13"
-KILLS = 20
 NOISE = "drawing noise"
 """The last step that touches people's data."""
+UNTIL_NOISE, AFTER_NOISE = 10, 6
+"""Kills at random moments."""
+COMMITS = {"denoised": 1, "refined": 1, "verdicts": 2, "releases": 1}
+"""The version of each table after the noise with its last commit; of the two verdicts, the first is about the events' shape."""
+KILLS = UNTIL_NOISE + AFTER_NOISE + len(COMMITS)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -152,21 +158,17 @@ def test_rows_appended_to_a_catalog_twice_are_there_once_and_the_second_call_say
 class Moment:
     """A moment of a run, told by its progress and not by the clock: the machine may be slower the next time."""
 
-    step: str
-    seconds: float
+    step: str = ""
+    seconds: float = 0.0
     """Since the step began."""
+    commit: str = ""
+    """Instead of a step: the file of a commit."""
 
 
 def draw_moments(timeline: list[tuple[str, float]], count: int, chance: random.Random) -> list[Moment]:
-    """Moments spread evenly over the timeline, in order."""
-    moments = []
-    for moment in sorted(chance.uniform(0, sum(seconds for _, seconds in timeline)) for _ in range(count)):
-        for step, seconds in timeline:
-            if moment < seconds:
-                moments.append(Moment(step, moment))
-                break
-            moment -= seconds
-    return moments
+    """Moments of steps, in the order of the timeline."""
+    drawn = sorted((chance.randrange(len(timeline)), chance.random()) for _ in range(count))
+    return [Moment(timeline[i][0], part * timeline[i][1]) for i, part in drawn]
 
 
 @dataclass(frozen=True)
@@ -190,8 +192,11 @@ def kill(before: Night, moment: Moment, steps: list[str], tables: Path, start: C
     while True:
         night = before.copied_to(tables)
         run = start(*night.arguments("release"))
-        run.wait_for_step(*steps[steps.index(moment.step) :])
-        time.sleep(seconds)
+        if moment.commit:
+            run.wait_until((tables / moment.commit).exists)
+        else:
+            run.wait_for_step(*steps[steps.index(moment.step) :])
+            time.sleep(seconds)
         run.kill()
         if run.process.returncode == -signal.SIGKILL:
             return look(moment, night)
@@ -225,8 +230,9 @@ def kills(tmp_path_factory, together, collected, start) -> Iterator[list[Future[
     timeline = together.timeline
     steps = [step for step, _ in timeline]
     [noise] = [i for i, step in enumerate(steps) if step.startswith(NOISE)]
-    private = draw_moments(timeline[: noise + 1], KILLS // 2, chance)
-    public = draw_moments(timeline[noise + 1 :], KILLS - len(private), chance)
+    private = draw_moments(timeline[: noise + 1], UNTIL_NOISE, chance)
+    public = draw_moments(timeline[noise + 1 :], AFTER_NOISE, chance)
+    public += [Moment(commit=f"{table}/_delta_log/{version:020}.json") for table, version in COMMITS.items()]
     fresh = [make_night(place / f"chain-{i}") for i in range(2)]
     with ThreadPoolExecutor(2) as threads:
         futures: list[Future[Killed]] = []
@@ -268,7 +274,7 @@ def test_after_a_kill_the_next_run_ends_with_one_charge_one_noisy_table_and_one_
     noise, [release] = noise_of(night), publish.releases(Tables(str(night.tables)))
     assert killed.noisy in ({}, noise)
     assert killed.releases in ([], night.rows("releases"))
-    if number >= KILLS // 2:
+    if number >= UNTIL_NOISE:
         assert noise == noise_of(collected)
     if killed.secret or killed.noisy:
         outcome = (noise, release.manifest["checksums"])
