@@ -32,7 +32,8 @@ def query() -> list[dict[str, Any]]:
     shutil.rmtree(WORK, ignore_errors=True)
     candidate = _city()
     tables = Tables(str(WORK / "tables"))
-    model = ErrorModel.fit([(candidate.denoised, candidate.noisy, candidate.denoised, candidate.deviation)], candidate.scale, 400)
+    rehearsal = candidate.denoised, candidate.noisy, candidate.denoised, candidate.deviation
+    model = ErrorModel.fit([rehearsal], candidate.scale, boxes=400)
     manifest = {**make_manifest(candidate, []), "uncertainty": model.to_json()}
     publish(tables, candidate, manifest, "")
     assert candidate.deviation is not None

@@ -275,6 +275,27 @@ def test_several_rehearsals_are_taken_together(warm_cities: list[tuple[np.ndarra
     assert 0.85 <= coverage <= 0.95
 
 
+def test_what_rehearsals_lack_is_seen_in_the_noisy_sums_of_the_night() -> None:
+    """Rehearsed by an estimate that sees all events, asked of one that sees half of them."""
+    nights = [warm_city(seed, bias=0.5) for seed in range(20, 24)]
+    blind = ErrorModel.fit([warm_city(1, bias=1.0)], SCALE)
+    warned = [ErrorModel.fit([warm_city(1, bias=1.0)], SCALE, night[1:]) for night in nights]
+    for size in ((1, 4, 4), (1, 8, 8), (2, 16, 16)):
+        without = [judged(blind, night, size, at_records=True) for night in nights]
+        found = [judged(model, night, size, at_records=True) for model, night in zip(warned, nights, strict=True)]
+        assert np.mean([held(one) for one in without]) < 0.7
+        assert 0.85 <= np.mean([held(one) for one in found]) <= 0.97
+        assert np.mean([off(one, "answer") for one in found]) < np.mean([off(one, "answer") for one in without])
+
+
+def test_a_night_like_its_rehearsal_changes_little(warm_model: ErrorModel, warm_cities: list[tuple[np.ndarray, ...]]) -> None:
+    night = warm_cities[0]
+    warned = ErrorModel.fit([warm_city(1)], SCALE, night[1:])
+    for size in ((1, 1, 1), (1, 8, 8), (4, 64, 64)):
+        before, after = (judged(model, night, size) for model in (warm_model, warned))
+        assert np.mean(after["high"] - after["low"]) == pytest.approx(np.mean(before["high"] - before["low"]), rel=0.25)
+
+
 def test_a_model_is_the_same_after_json(warm_model: ErrorModel, warm_cities: list[tuple[np.ndarray, ...]]) -> None:
     text = json.dumps(warm_model.to_json())
     assert len(text) < 6000

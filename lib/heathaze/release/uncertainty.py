@@ -139,10 +139,21 @@ class ErrorModel:
     """Per cell."""
 
     @classmethod
-    def fit(cls, rehearsals: Sequence[tuple[Any, ...]], scale: Fraction, boxes: int = 4000, seed: int = 0) -> ErrorModel:
+    def fit(
+        cls,
+        rehearsals: Sequence[tuple[Any, ...]],
+        scale: Fraction,
+        tonight: tuple[np.ndarray, np.ndarray, np.ndarray | None] | None = None,
+        boxes: int = 4000,
+        seed: int = 0,
+    ) -> ErrorModel:
         """Learn from rehearsals; `boxes` are drawn per rung and rehearsal, half anywhere and half around records of the truth.
 
         A box anywhere is mostly cold and a box at a record is mostly hot: the interval shall hold both kinds in 90 %.
+
+        `tonight` is (noisy, estimate, deviation) of the night that will be asked, in the same units. Where its estimate lies
+        further off its noisy sums than in the rehearsals, the rehearsals were too easy, and what they lack is added to the
+        error of the estimate: the law of the noise is the same in both, so noise does not explain it.
         """
         runs = [Rehearsal(*run) for run in rehearsals]
         if not runs:
@@ -151,13 +162,14 @@ class ErrorModel:
         random = np.random.default_rng(seed)
         ladder = _ladder(shape)
         drawn = [_errors_in(run, number, ladder, boxes, random) for number, run in enumerate(runs)]
+        real = None if tonight is None else _errors_in(Rehearsal(runs[0].truth, *tonight), 0, ladder, 4 * boxes, random)
         variance = noise_variance(scale)
         areas, lengths = sorted({size[1] * size[2] for size in ladder}), sorted({size[0] for size in ladder})
         model = cls(variance, np.array(areas), np.array(lengths), *_empty(len(areas), len(lengths)))
         for number, (length, rows, cols) in enumerate(ladder):
             rung = (areas.index(rows * cols), lengths.index(length))
             whole = _Errors(*(np.concatenate(parts) for parts in zip(*(one[number] for one in drawn), strict=True)))
-            model._learn(rung, whole, length * rows * cols)
+            model._learn(rung, whole, None if real is None else real[number], length * rows * cols)
         return model
 
     def answer(
@@ -207,20 +219,20 @@ class ErrorModel:
         """What is learnt of each rung, and by how much it is shorter than the number of bins."""
         return [(self.edges, 1), (self.weights, 0), (self.lows, 0), (self.highs, 0), (self.floors, 0)]
 
-    def _learn(self, rung: tuple[int, int], errors: _Errors, cells: int) -> None:
-        """Fill in one rung from the errors of its boxes."""
-        claim = errors.claim
-        bins = int(np.clip(len(np.unique(errors.place)) // COUNTED, 1, BINS))
-        edges = np.unique(np.quantile(claim / cells, np.arange(1, bins) / bins))
-        edges = edges[(edges > claim.min() / cells) & (edges <= claim.max() / cells)]
+    def _learn(self, rung: tuple[int, int], errors: _Errors, real: _Errors | None, cells: int) -> None:
+        """Fill in one rung from the errors of its boxes; of the real ones, claims and distances from noisy sums are known."""
+        levels = errors.claim / cells
+        places, tiles = len(np.unique(errors.place)), len(np.unique(errors.tile))
+        bins = int(np.clip(min(places // MIXED, tiles // COUNTED), 1, BINS))
+        edges = np.unique(np.quantile(levels, np.arange(1, bins) / bins))
+        edges = edges[(edges > levels.min()) & (edges <= levels.max())]
         self.edges[rung][: len(edges)] = edges
-        group = np.searchsorted(edges, claim / cells, side="right")
         for number in range(len(edges) + 1):
-            here = group == number
-            missed = float(np.mean(errors.estimate[here] ** 2 - claim[here]))
-            floor = max(missed, FLOOR * self.variance * cells)
-            found = _judge(_Errors(*(values[here] for values in errors)), claim[here] + floor, self.variance * cells)
-            for (values, _), value in zip(self._learnt[1:], (*found, floor / cells), strict=True):
+            here = errors.within(edges, number, cells)
+            lack = _Lack() if real is None else _lack(here, real.within(edges, number, cells), self.variance * cells)
+            floor = max(float(np.mean(here.estimate**2 - here.claim)), FLOOR * self.variance * cells)
+            found = _judge(here, here.claim + floor, lack, self.variance * cells)
+            for (values, _), value in zip(self._learnt[1:], (*found, (floor + lack.variance) / cells), strict=True):
                 values[rung][number] = value
 
     def _look_up(self, level: np.ndarray, area: np.ndarray, length: np.ndarray) -> np.ndarray:
@@ -254,6 +266,13 @@ class _Errors(NamedTuple):
     """Whether the box was placed around a record."""
     place: np.ndarray
     """Number of the place: boxes of different numbers hardly overlap in space, or are of different rehearsals."""
+    tile: np.ndarray
+    """Number of the place and time: boxes of different numbers hardly share noise."""
+
+    def within(self, edges: np.ndarray, number: int, cells: int) -> _Errors:
+        """The boxes whose claim lies in one bin."""
+        here = np.searchsorted(edges, self.claim / cells, side="right") == number
+        return _Errors(*(values[here] for values in self))
 
 
 def _claim(estimate: np.ndarray, claimed: np.ndarray | None) -> np.ndarray:
@@ -290,10 +309,11 @@ def _errors_in(
     truth, noisy, estimate = sums(run.truth), sums(run.noisy), sums(run.estimate)
     claimed = None if run.deviation is None else np.sqrt(np.maximum(sums(run.deviation, 2), 0))
     claim = _claim(estimate, claimed)
-    at_record = np.arange(low.shape[1]) >= anywhere.shape[1]
+    at_record = np.broadcast_to(np.arange(low.shape[1]) >= anywhere.shape[1], claim.shape)
     tile = (low + high) // 2 // sizes
     place = (number * (shape[1] + 1) + tile[..., 1]) * (shape[2] + 1) + tile[..., 2]
-    return [_Errors(estimate[i] - truth[i], noisy[i] - truth[i], claim[i], at_record, place[i]) for i in range(len(ladder))]
+    made = (estimate - truth, noisy - truth, claim, at_record, place, place * shape[0] + tile[..., 0])
+    return [_Errors(*(values[i] for values in made)) for i in range(len(ladder))]
 
 
 def _draw_records(truth: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:
@@ -305,7 +325,33 @@ def _draw_records(truth: np.ndarray, count: int, random: np.random.Generator) ->
     return np.stack(np.unravel_index(np.minimum(cells, truth.size - 1), truth.shape), axis=1)
 
 
-def _judge(errors: _Errors, claim: np.ndarray, noise: float) -> tuple[float, float, float]:
+class _Lack(NamedTuple):
+    """What the error of the estimate has in reality and not in the rehearsals."""
+
+    bias: float = 0.0
+    sure_bias: float = 0.0
+    """Its size, less two standard errors of it."""
+    variance: float = 0.0
+    """Less two standard errors of it."""
+
+
+def _lack(errors: _Errors, real: _Errors, noise: float) -> _Lack:
+    """What rehearsals lack in one bin, as far as the distances of real estimates from their noisy sums show it.
+
+    For the smallest boxes noise hides most of it; there many rehearsed boxes tell.
+    """
+    tiles = len(np.unique(real.tile))
+    if tiles < COUNTED:
+        return _Lack()
+    apart = real.estimate - real.noisy
+    bias = float(np.mean(apart) - np.mean(errors.estimate))
+    sure = max(0.0, abs(bias) - 2 * float(np.std(apart)) / sqrt(tiles))
+    squares = (apart - np.mean(apart)) ** 2
+    rehearsed = noise + float(np.var(errors.estimate) - 2 * np.mean(errors.estimate * errors.noisy))
+    return _Lack(bias, sure, max(0.0, float(np.mean(squares)) - rehearsed - 2 * float(np.std(squares)) / sqrt(tiles)))
+
+
+def _judge(errors: _Errors, claim: np.ndarray, lack: _Lack, noise: float) -> tuple[float, float, float]:
     """Weight, low and high of one bin.
 
     Large boxes lie in few places, and what few boxes show is taken with the caution of Student's law. From fewer than MIXED
@@ -314,17 +360,32 @@ def _judge(errors: _Errors, claim: np.ndarray, noise: float) -> tuple[float, flo
     places = len(np.unique(errors.place))
     if places < MIXED:
         wide = _student(max(places, 1)) * _mean_root(errors.estimate**2 / claim)
-        if wide**2 * float(np.mean(claim)) < NORMAL**2 * noise:
-            return 1.0, -wide, wide
+        low, high = _widened(-wide, wide, claim, lack, 1.0)
+        if ((high - low) / 2) ** 2 * float(np.mean(claim) + lack.variance) < NORMAL**2 * noise:
+            return 1.0, low, high
         return 0.0, -NORMAL, NORMAL
     apart = errors.noisy - errors.estimate
-    weight = float(np.clip(np.sum(errors.noisy * apart) / max(float(np.sum(apart**2)), 1e-300), 0, 1))
-    spread = np.sqrt(weight**2 * claim + (1 - weight) ** 2 * noise)
-    off = -(weight * errors.estimate + (1 - weight) * errors.noisy) / spread
+    squares = float(np.mean(apart**2)) + lack.variance + lack.sure_bias**2
+    weight = float(np.clip(np.mean(errors.noisy * apart) / max(squares, 1e-300), 0, 1))
+    spread = weight**2 * claim + (1 - weight) ** 2 * noise
+    off = -(weight * errors.estimate + (1 - weight) * errors.noisy) / np.sqrt(spread)
     if places >= COUNTED:
-        return weight, *_interval(off[~errors.at_record], off[errors.at_record])
-    wide = _student(places - 1) * _mean_root(off**2) * sqrt(places / (places - 1))
-    return weight, -wide, wide
+        low, high = _interval(off[~errors.at_record], off[errors.at_record])
+    else:
+        high = _student(places - 1) * _mean_root(off**2) * sqrt(places / (places - 1))
+        low = -high
+    return weight, *_widened(low, high, spread, lack, weight)
+
+
+def _widened(low: float, high: float, spread: np.ndarray, lack: _Lack, weight: float) -> tuple[float, float]:
+    """The interval with what the rehearsals lack: a normal part that is independent of the rest, and a bias on its side.
+
+    `spread` is squared and without the lacking variance; the interval that is returned is in units of the spread with it.
+    """
+    known, more = float(np.mean(spread)), weight**2 * lack.variance
+    unit = sqrt(known + more)
+    ends = [sqrt(max(end, 0) ** 2 * known + NORMAL**2 * more) / unit if more else end for end in (-low, high)]
+    return -ends[0] - weight * max(lack.bias, 0) / unit, ends[1] + weight * max(-lack.bias, 0) / unit
 
 
 def _student(freedom: int) -> float:
