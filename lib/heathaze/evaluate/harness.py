@@ -9,46 +9,35 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import date
+from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from heathaze.errors import InputError
-from heathaze.evaluate.learned import learned_methods, prepare
-from heathaze.evaluate.meter import Meter
+from heathaze.evaluate.events import Events, bounded, counts_of
+from heathaze.evaluate.learned import DENOISERS, denoise, learned_methods, prepare
+from heathaze.evaluate.meter import Meter, Method
 from heathaze.evaluate.methods import INFO
 from heathaze.evaluate.workloads import draw_workload, score
-from heathaze.grid import Period
-from heathaze.learn.denoiser import discrete_laplace, noise_variance
+from heathaze.learn.denoiser import noise_variance
 from heathaze.learn.families import season_of
-from heathaze.policy import Policy
+from heathaze.policy import MAX_SCALE, Policy
 from heathaze.release.refine import Measured, finish, refine
 from heathaze.release.rehearsal import rehearse
-from heathaze.release.sums import prefix_sum, whole_sums
+from heathaze.release.sums import prefix_sum
 
 LEVELS = ("event", "user")
 
 SAMPLING = "sampling alone"
 """The bounded sample scaled up, without noise: what no method can be rid of at user level. It is no private method."""
-
-
-@dataclass(frozen=True)
-class Events:
-    """Public events inside the grid and the period."""
-
-    user: np.ndarray
-    """Number of the user of each event."""
-    slice: np.ndarray
-    cell: np.ndarray
+AS_RELEASED = ", as released"
+"""Added to the name of a denoiser at user level where its answer is scaled by the release's gamma instead of N / n."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +46,7 @@ class Row:
 
     level: str
     epsilon: str
+    """Empty for what is not private."""
     method: str
     seed: int
     seconds: float
@@ -64,45 +54,14 @@ class Row:
     """Peak memory beyond what the process held before."""
     runs_at: str
     errors: dict[str, float]
+    """Against the truth."""
+    errors_after_sampling: dict[str, float] = field(default_factory=dict)
+    """At user level, against the bounded sample scaled up: what noise and method do, without what sampling does."""
 
-
-def read_events(path: str, policy: Policy, first: date | None) -> tuple[Events, Period]:
-    """Public events from Parquet or CSV; the period begins on `first`, or on the first day of the data."""
-    columns = policy.dataset
-    wanted = [columns.user, columns.time, columns.lat, columns.lon]
-    kind = "csv" if path.endswith(".csv") else "parquet"
-    if not Path(path).exists():
-        raise InputError(f"--events must name a Parquet or CSV file or folder, but {path} does not exist.")
-    source = ds.dataset(path, format=kind)
-    missing = [name for name in wanted if name not in source.schema.names]
-    if missing:
-        raise InputError(f"the events must have the columns {', '.join(wanted)}, but {', '.join(missing)} is missing.")
-    table = source.to_table(columns=wanted)
-    micros = pc.cast(pc.cast(table[columns.time], pa.timestamp("us", "UTC")), pa.int64()).to_numpy()
-    begins = first or date.fromisoformat(str(np.datetime64(int(micros.min()), "us").astype("datetime64[D]")))
-    period = policy.period_of(begins.isoformat())
-    edges = np.array([round(edge.timestamp() * 1e6) for edge in period.edges])
-    number = np.searchsorted(edges, micros, side="right") - 1
-    cell = policy.grid.build().cells_of(table[columns.lat].to_numpy(), table[columns.lon].to_numpy())
-    inside = (cell >= 0) & (number >= 0) & (number < period.slices)
-    user = pc.rank(pc.fill_null(pc.cast(table[columns.user], pa.string()), ""), tiebreaker="dense").to_numpy()
-    return Events(user[inside], number[inside], cell[inside]), period
-
-
-def counts_of(events: Events, shape: tuple[int, int, int]) -> np.ndarray:
-    """Exact counts, slices x rows x cols."""
-    flat = events.slice * (shape[1] * shape[2]) + events.cell
-    return np.bincount(flat, minlength=int(np.prod(shape))).reshape(shape)
-
-
-def bounded(events: Events, k: int, seed: int) -> Events:
-    """At most k events of each user, uniformly."""
-    order = np.lexsort((np.random.default_rng((seed, 5)).random(len(events.user)), events.user))
-    user = events.user[order]
-    first = np.flatnonzero(np.r_[True, user[1:] != user[:-1]]) if len(user) else np.zeros(0, dtype=np.int64)
-    rank = np.arange(len(user)) - np.repeat(first, np.diff(np.r_[first, len(user)]))
-    kept = np.sort(order[rank < k])
-    return Events(events.user[kept], events.slice[kept], events.cell[kept])
+    @property
+    def is_private(self) -> bool:
+        """Whether a release could do this: neither an oracle nor `sampling alone`."""
+        return self.method != SAMPLING and not (self.method in INFO and INFO[self.method].is_oracle)
 
 
 def evaluate(
@@ -114,96 +73,158 @@ def evaluate(
     levels: Sequence[str],
     queries: int = 5_000,
     say: Callable[[str], None] = lambda text: None,
+    show: Callable[[Row, np.ndarray], None] = lambda row, answer: None,
 ) -> list[Row]:
-    """Rows of the table. The same arguments give the same errors."""
+    """Rows of the table; `show` sees the answer behind each. The same arguments give the same errors.
+
+    At user level every answer is about all N events, scaled by N / n from the bounded sample's n; both are taken as public here.
+    """
     known = available(policy)
-    unknown = [name for name in methods if name not in known]
-    if unknown:
-        raise InputError(f"unknown method '{unknown[0]}'; known are: {', '.join(known)}.")
+    check(policy, methods, epsilons, levels)
     grid = policy.grid.build()
     shape = (policy.period.slices, grid.rows, grid.cols)
     truth = counts_of(events, shape)
-    rows = []
+    rows: list[Row] = []
+
+    def add(row: Row, answer: np.ndarray) -> None:
+        rows.append(row)
+        show(row, answer)
+
     for seed in range(seeds):
         workload = draw_workload(truth, grid, season_of(policy), queries, seed)
         for level in levels:
             unit = policy.privacy.max_events_per_user if level == "user" else 1
-            sample = events if level == "event" else bounded(events, unit, seed)
-            counts = counts_of(sample, shape)
+            counts = truth if level == "event" else counts_of(bounded(events, unit, seed), shape)
+            scaled = counts * (truth.sum() / max(1, counts.sum()))
             if level == "user":
-                scaled = counts * (truth.sum() / max(1, counts.sum()))
-                rows.append(Row(level, "", SAMPLING, seed, 0.0, 0.0, "", score(scaled, truth, workload)))
-            for epsilon in epsilons:
-                for name in methods:
-                    say(f"{level} level, epsilon {epsilon}, seed {seed}, {name}")
-                    meter = Meter(Fraction(epsilon), unit, seed)
-                    with _measured() as cost:
-                        answer = known[name](counts, meter)
-                    if level == "user":
-                        answer = _scaled_up(answer, counts, truth, policy, meter)
-                    runs_at = INFO[name].runs_at if name in INFO else ""
+                errors, nothing = score(scaled, truth, workload), score(scaled, scaled, workload)
+                add(Row(level, "", SAMPLING, seed, 0.0, 0.0, "", errors, nothing), scaled)
+            for epsilon, name in product(epsilons, methods):
+                say(f"{level} level, epsilon {epsilon}, seed {seed}, {name}")
+                meter = Meter(Fraction(epsilon), unit, seed)
+                with _measured() as cost:
+                    answers = _answers(name, known[name], counts, None if level == "event" else truth.sum(), policy, meter)
+                for label, answer in answers.items():
+                    _must_be_sound(label, answer, shape)
                     errors = score(answer, truth, workload)
-                    rows.append(Row(level, str(epsilon), name, seed, cost["seconds"], cost["megabytes"], runs_at, errors))
+                    after = score(answer, scaled, workload) if level == "user" else {}
+                    runs_at = INFO[name].runs_at if name in INFO else ""
+                    add(Row(level, str(epsilon), label, seed, cost.seconds, cost.megabytes, runs_at, errors, after), answer)
     return rows
 
 
-def available(policy: Policy) -> dict[str, Callable[[np.ndarray, Meter], np.ndarray]]:
+def available(policy: Policy) -> dict[str, Method]:
     """Every method by name, heathaze's own with the settings of the policy."""
     return {name: info.method for name, info in INFO.items()} | learned_methods(policy)
 
 
-def _scaled_up(answer: np.ndarray, counts: np.ndarray, truth: np.ndarray, policy: Policy, meter: Meter) -> np.ndarray:
-    """The answer about all events from one about the sample, by the release's refinement; n and N are taken as public here."""
-    measured = Measured(int(counts.sum()), int(truth.sum()), noise_variance(Fraction(meter.unit) / meter.epsilon))
-    noisy = counts + discrete_laplace(np.random.default_rng(1), float(Fraction(meter.unit) / meter.epsilon), counts.shape)
-    still = np.zeros(answer.shape, dtype=np.float32)  # methods do not say what is left of the noise: they are scaled by N / n
-    return refine(answer.astype(np.float32), still, noisy, measured, policy.refine).values
+def _answers(
+    name: str, method: Method, counts: np.ndarray, events: int | None, policy: Policy, meter: Meter
+) -> dict[str, np.ndarray]:
+    """The answer of a method, about so many events where the counts are a sample of them.
+
+    About a sample, a denoiser also answers as a release would, with its gamma.
+    """
+    if events is None:
+        return {name: method(counts, meter)}
+    size = int(counts.sum())
+    up = np.float32(events / max(1, size))
+    if name not in DENOISERS:
+        return {name: method(counts, meter) * up}
+    noisy, found = denoise(policy, name, counts, meter)
+    measured = Measured(size, int(events), noise_variance(Fraction(meter.unit) / meter.epsilon))
+    refined = refine(found.values, found.deviation, noisy, measured, policy.refine)
+    return {name: finish(found.values * up, policy.refine), f"{name}{AS_RELEASED}": refined.values}
 
 
-def coverage(
-    events: Events, policy: Policy, epsilon: Decimal, method: str, seed: int, queries: int = 5_000
-) -> dict[str, tuple[float, float]]:
-    """Share of boxes whose 90 % interval holds the truth, and the mean width, for each kind of box; event level.
+def check(
+    policy: Policy, methods: Sequence[str], epsilons: Sequence[Decimal], levels: Sequence[str], denoisers: Sequence[str] = ()
+) -> None:
+    """Raise where something cannot be evaluated; `denoisers` are those whose intervals are wanted."""
+    _must_be_of("methods", methods, available(policy))
+    _must_be_of("levels", levels, LEVELS)
+    _must_be_of("denoisers with intervals", denoisers or DENOISERS, DENOISERS)
+    unit = policy.privacy.max_events_per_user if "user" in levels else 1
+    for epsilon in epsilons:
+        if not epsilon.is_finite() or not 0 < epsilon <= 100 or Fraction(unit) / Fraction(epsilon) > MAX_SCALE:
+            least = f"at least {unit / MAX_SCALE:g}, below which noise leaves nothing"
+            raise InputError(f"epsilon must be above 0, {least}, and at most 100, but it is {epsilon}.")
+
+
+def _must_be_of(what: str, given: Sequence[str], known: Iterable[str]) -> None:
+    unknown = [name for name in given if name not in known]
+    if unknown or not given:
+        found = f"'{unknown[0]}' is none of them" if unknown else "none was given"
+        raise InputError(f"{what} must be of {', '.join(known)}, but {found}.")
+
+
+def _must_be_sound(name: str, answer: np.ndarray, shape: tuple[int, int, int]) -> None:
+    """A method that answers something else than it was asked cannot be scored."""
+    if answer.shape != shape or not np.isfinite(answer).all():
+        raise InputError(f"'{name}' must answer with {shape} finite numbers, but it gave {answer.shape}, or numbers without end.")
+
+
+@dataclass(frozen=True)
+class Held:
+    """How the 90 % intervals of one kind of box did."""
+
+    share: float
+    """Of boxes whose interval holds the truth."""
+    width: float
+    """Mean width of the intervals."""
+    empty: float
+    """Share of boxes without a single event."""
+    tight: float
+    """Share of boxes whose interval has room for at most one whole number: counts leave it no narrower."""
+
+
+def coverage(events: Events, policy: Policy, epsilon: Decimal, method: str, seed: int, queries: int = 5_000) -> dict[str, Held]:
+    """How the 90 % intervals of a denoiser hold, for each kind of box; event level.
 
     The interval is made as a release makes it: from a rehearsal on the noisy tensor, without the truth.
     """
     grid = policy.grid.build()
     truth = counts_of(events, (policy.period.slices, grid.rows, grid.cols))
+    check(policy, [method], [epsilon], ["event"], [method])
     scale = 1 / Fraction(epsilon)
     noisy = Meter(Fraction(epsilon), 1, seed).laplace(truth, Fraction(epsilon)).astype(np.int32)
     ready = prepare(policy, method, noisy, scale)
     found = ready(noisy)
     model = rehearse(found, scale, ready, policy.refine, seed)
     workload = draw_workload(truth, grid, season_of(policy), queries, seed)
-    published = prefix_sum(finish(found.values, policy.refine))
+    published, noised, exactly = (prefix_sum(tensor) for tensor in (finish(found.values, policy.refine), noisy, truth))
     squares = None if found.deviation is None else prefix_sum(found.deviation, 2)
     held = {}
     for name, boxes in workload.boxes.items():
-        size = boxes.high - boxes.low
-        claimed = None if squares is None else np.sqrt(np.maximum(whole_sums(squares, boxes.low, boxes.high), 0))
-        judged = model.answer(
-            whole_sums(published, boxes.low, boxes.high),
-            boxes.sums(noisy),
-            claimed,
-            (size[:, 1] * size[:, 2]).astype(float),
-            size[:, 0].astype(float),
+        slices, rows, cols = (boxes.high - boxes.low).T.astype(float)
+        claimed = None if squares is None else np.sqrt(np.maximum(boxes.sums(squares), 0))
+        judged = model.answer(boxes.sums(published), boxes.sums(noised), claimed, rows * cols, slices)
+        exact = boxes.sums(exactly)
+        ends = [np.maximum(end, 0) if policy.refine.non_negative else end for end in (judged.low, judged.high)]
+        low, high = ends[0] - 1e-6, ends[1] + 1e-6
+        held[name] = Held(
+            share=float(np.mean((exact >= low) & (exact <= high))),
+            width=float(np.mean(ends[1] - ends[0])),
+            empty=float(np.mean(exact == 0)),
+            tight=float(np.mean(np.floor(high) <= np.ceil(low))),
         )
-        exact = boxes.sums(truth)
-        low = np.maximum(judged.low, 0) if policy.refine.non_negative else judged.low
-        inside = (exact >= low - 1e-6) & (exact <= judged.high + 1e-6)
-        held[name] = (float(inside.mean()), float(np.mean(judged.high - low)))
     return held
 
 
+@dataclass
+class _Cost:
+    seconds: float = 0.0
+    megabytes: float = 0.0
+
+
 @contextmanager
-def _measured() -> Iterator[dict[str, float]]:
+def _measured() -> Iterator[_Cost]:
     """Seconds and peak memory of a block, by a thread that looks now and then."""
-    ended, before = threading.Event(), _resident()
-    cost = {"seconds": 0.0, "megabytes": 0.0}
+    ended, before, cost = threading.Event(), _resident(), _Cost()
 
     def look() -> None:
         while not ended.wait(0.02):
-            cost["megabytes"] = max(cost["megabytes"], _resident() - before)
+            cost.megabytes = max(cost.megabytes, _resident() - before)
 
     watcher = threading.Thread(target=look, daemon=True)
     watcher.start()
@@ -211,7 +232,7 @@ def _measured() -> Iterator[dict[str, float]]:
     try:
         yield cost
     finally:
-        cost["seconds"] = time.perf_counter() - began
+        cost.seconds = time.perf_counter() - began
         ended.set()
         watcher.join()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from heathaze.errors import InputError
 from heathaze.evaluate.meter import Meter, Method
 from heathaze.learn.bayes import Context
 from heathaze.learn.bayes_training import BayesLearner, estimate
@@ -25,22 +26,32 @@ Denoise = Callable[[np.ndarray], Denoised]
 """A denoiser that is ready: trained where it needs to be."""
 
 
+DENOISERS = ("shrink", "vqvae", "bayes")
+"""Denoisers of the policy that can be put to the yardstick."""
+
+
 def learned_methods(policy: Policy) -> dict[str, Method]:
-    """shrink, vqvae and bayes with the settings of a policy."""
-    return {name: _method(policy, name) for name in ("shrink", "vqvae", "bayes")}
+    """heathaze's denoisers with the settings of a policy."""
+    return {name: _method(policy, name) for name in DENOISERS}
 
 
 def _method(policy: Policy, name: str) -> Method:
     def method(counts: np.ndarray, meter: Meter) -> np.ndarray:
-        noisy = meter.laplace(counts, meter.epsilon).astype(np.int32)
-        ready = prepare(policy, name, noisy, Fraction(meter.unit) / meter.epsilon)
-        return finish(ready(noisy).values, policy.refine)
+        return finish(denoise(policy, name, counts, meter)[1].values, policy.refine)
 
     return method
 
 
+def denoise(policy: Policy, name: str, counts: np.ndarray, meter: Meter) -> tuple[np.ndarray, Denoised]:
+    """The noisy tensor, for all of the meter's epsilon, and what a denoiser makes of it."""
+    noisy = meter.laplace(counts, meter.epsilon).astype(np.int32)
+    return noisy, prepare(policy, name, noisy, Fraction(meter.unit) / meter.epsilon)(noisy)
+
+
 def prepare(policy: Policy, name: str, noisy: np.ndarray, scale: Fraction) -> Denoise:
     """Train a denoiser on a noisy tensor; returns what then denoises it, or a rehearsal of it."""
+    if name not in DENOISERS:
+        raise InputError(f"a denoiser is one of {', '.join(DENOISERS)}, but '{name}' was asked for.")
     settings, variance = policy.denoise, noise_variance(scale)
     if name == "shrink":
         return lambda tensor: shrink(tensor, [], scale)
