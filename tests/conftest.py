@@ -35,6 +35,8 @@ declared_event_count = 1000
 [budget]
 cap = {cap}
 window = "quarter"
+[denoise]
+method = "shrink"
 """
 
 

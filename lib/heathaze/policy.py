@@ -341,8 +341,8 @@ class BayesSettings:
 class Denoise:
     """How the noisy tensor is made better, from noisy tensors alone."""
 
-    method: str = "shrink"
-    """none (as it is), shrink (classical, no training) or vqvae (a network, trained)."""
+    method: str = "bayes"
+    """bayes (a posterior, its prior trained), shrink (classical, no training), vqvae (the paper's network) or none."""
     history: int = 28
     """Earlier nights that are used, at most; 0: tonight alone."""
     retrain_every: int = 7
