@@ -32,11 +32,11 @@ cols = {cols}
 epsilon = {epsilon}
 max_events_per_user = {k}
 declared_event_count = 1000
+[denoise]
+method = "shrink"
 [budget]
 cap = {cap}
 window = "quarter"
-[denoise]
-method = "shrink"
 """
 
 

@@ -31,7 +31,9 @@ SOURCES = {path.relative_to(LIBRARY).as_posix(): path.read_text() for path in so
 
 
 def right_of_the_noise() -> dict[str, str]:
-    return {file: text for file, text in SOURCES.items() if file.startswith(RIGHT_OF_THE_NOISE)}
+    return {
+        file: text for file, text in SOURCES.items() if file.startswith(tuple(f"{package}/" for package in RIGHT_OF_THE_NOISE))
+    }
 
 
 def imports(file: str, text: str) -> Iterator[str]:

@@ -175,7 +175,7 @@ BAD_VALUES = [
     (('"toy"', '"toy"\ntimezone = ""'), "dataset.timezone must be a time zone such as 'Europe/Paris', but it is ''."),
     (('"toy"', '"toy"\nlat = "lon"'), "dataset columns must be four different names, but it is"),
     (("[budget]", '[release]\nmethod = "x"\n[budget]'), f"release.method must be one of {', '.join(METHODS)}, but it is 'x'."),
-    (("[budget]", '[denoise]\nmethod = "x"\n[budget]'), f"denoise.method must be one of {', '.join(DENOISERS)}, but it is 'x'."),
+    (('"shrink"', '"x"'), f"denoise.method must be one of {', '.join(DENOISERS)}, but it is 'x'."),
     (("[budget]", "[refine]\nuniformity = 1.5\n[budget]"), "refine.uniformity must be above 0, at most 1, but it is 1.5."),
     (("[budget]", "[gates]\ndrift_tolerance = 0\n[budget]"), "gates.drift_tolerance must be above 0 and finite, but it is 0."),
 ]
@@ -253,7 +253,7 @@ def test_both_policies_of_the_repository_stand_for_the_same_box():
 @pytest.mark.parametrize(
     "change",
     [
-        ("[budget]", '[denoise]\nmethod = "none"\n[budget]'),
+        ('"shrink"', '"none"'),
         ("[budget]", "[refine]\nuniformity = 0.5\n[budget]"),
         ("[budget]", "[refine]\nround = true\nnon_negative = false\n[budget]"),
         ("[budget]", "[gates]\ntotal_tolerance = 0.2\ndrift_tolerance = 0.9\n[budget]"),
