@@ -59,7 +59,7 @@ class Row:
     """At user level, against the bounded sample scaled up: what noise and method do, without what sampling does."""
 
     @property
-    def is_private(self) -> bool:
+    def protects(self) -> bool:
         """Whether a release could do this: neither an oracle nor `sampling alone`."""
         return self.method != SAMPLING and not (self.method in INFO and INFO[self.method].is_oracle)
 

@@ -66,7 +66,7 @@ def summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "level": level,
             "epsilon": epsilon,
             "method": method,
-            "is_private": of[0].is_private,
+            "protects": of[0].protects,
             "runs_at": of[0].runs_at,
             "seeds": len(of),
             "seconds": float(np.mean([row.seconds for row in of])),
@@ -157,7 +157,7 @@ def plot_errors(rows: Sequence[Row], level: str) -> Figure:
         for method in dict.fromkeys(entry["method"] for entry in entries):
             mine = sorted((entry for entry in entries if entry["method"] == method), key=lambda entry: float(entry["epsilon"]))
             style = {"linewidth": 3, "color": "#b5442e"} if method == "bayes" else {"linewidth": 1, "alpha": 0.8}
-            dashes = "-" if mine[0]["is_private"] else ":"
+            dashes = "-" if mine[0]["protects"] else ":"
             places, errors = [float(entry["epsilon"]) for entry in mine], [entry["errors"][name]["mean"] for entry in mine]
             axes.plot(places, errors, linestyle=dashes, marker="o", markersize=3, label=method, **style)
         axes.set_xscale("log")
@@ -188,16 +188,16 @@ def plot_maps(truth: np.ndarray, answers: dict[str, np.ndarray], across: int = 4
 
 def _table(title: str, entries: list[dict[str, Any]], errors: str, headlines: Sequence[str], has_cost: bool) -> Table:
     names = [name for name in headlines if all(name in entry[errors] for entry in entries)]
-    private = [entry for entry in entries if entry["is_private"]]
+    private = [entry for entry in entries if entry["protects"]]
     best = {name: min((entry[errors][name]["mean"] for entry in private), default=None) for name in names}
     lines = []
     for entry in entries:
         line = [entry["method"] + (f" ({entry['runs_at']})" if entry["runs_at"] else "")]
-        line[0] += "" if entry["is_private"] else " (not private)"
+        line[0] += "" if entry["protects"] else " (not private)"
         for name in names:
             error = entry[errors][name]
             text = _number(error["mean"], 4) + (f" ± {_number(error['spread'], 2)}" if entry["seeds"] > 1 else "")
-            line.append(f"**{text}**" if entry["is_private"] and error["mean"] == best[name] else text)
+            line.append(f"**{text}**" if entry["protects"] and error["mean"] == best[name] else text)
         cost = ["", ""] if not entry["epsilon"] else [f"{entry['seconds']:.1f}", f"{entry['megabytes']:.0f}"]
         lines.append(line + (cost if has_cost else []))
     return Table(title, ["method", *names, *(["seconds", "MB"] if has_cost else [])], lines)
