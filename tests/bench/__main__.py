@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from tests.bench import collect, denoise
+from tests.bench import collect, denoise, query
 
 BENCHMARKS = {
     "sampler": collect.sampler,
@@ -14,6 +14,8 @@ BENCHMARKS = {
     "growth": collect.growth,
     "error": denoise.error,
     "step": denoise.step,
+    "vqvae": denoise.vqvae,
+    "query": query.query,
 }
 
 

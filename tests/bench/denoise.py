@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from datetime import date, datetime, timezone
 from fractions import Fraction
@@ -12,21 +13,20 @@ import numpy as np
 
 from heathaze.evaluate.synthetic import City, batches
 from heathaze.grid import Grid
-from heathaze.learn.denoiser import noise_variance
+from heathaze.learn.denoiser import discrete_laplace, noise_variance
 from heathaze.learn.shrink import shrink
 
 CABS = Path(__file__).parents[3] / "shared" / "data" / "sf_cabs_trip_ends.parquet"
 SCALE = Fraction(5)
 """Event level, epsilon 0.2."""
+KINDS = ("mean_absolute", "relative")
 
 
 def error() -> list[dict[str, Any]]:
     """One-cell queries at records, event level, epsilon 0.2, 24 daily slices: absolute error, and relative error at psi 20."""
     rows = []
     for name, truth in _cities():
-        random = np.random.default_rng(0)
-        a = np.exp(-1 / float(SCALE))
-        noisy = truth + random.geometric(1 - a, truth.shape) - random.geometric(1 - a, truth.shape)
+        noisy = truth + discrete_laplace(np.random.default_rng(0), float(SCALE), truth.shape)
         mean, variance = noisy.mean(0), noise_variance(SCALE)
         signal = np.maximum(noisy.var(0, ddof=1) - variance, 0)
         began = time.perf_counter()
@@ -40,12 +40,9 @@ def error() -> list[dict[str, Any]]:
             "shrinkage in three lines": mean + signal / (signal + variance) * (noisy - mean),
             f"shrink ({seconds:.1f} s)": shrunk,
         }
-        records = np.repeat(np.arange(truth.size), truth.ravel())
-        at_records = truth.ravel()[records]
         reference: tuple[float, float] | None = None
         for method, answer in answers.items():
-            off = np.abs(answer.ravel()[records] - at_records)
-            absolute, relative = float(off.mean()), float((off / np.maximum(at_records, 20)).mean())
+            absolute, relative = _errors(answer, truth)
             reference = reference or (absolute, relative)
             rows.append(
                 {
@@ -60,11 +57,37 @@ def error() -> list[dict[str, Any]]:
     return rows
 
 
+def vqvae() -> list[dict[str, Any]]:
+    """The VQ-VAE on the last of the cities above, trained to the end: its error beside identity's, and its learning curve."""
+    from heathaze.learn.distributed import alone
+    from heathaze.learn.training import TrainSettings, train
+    from heathaze.learn.vqvae_training import RESOLUTIONS, VQVAELearner, denoise_slice
+    from heathaze.policy import VQVAESettings
+
+    name, truth = _cities()[-1]
+    noisy = truth + discrete_laplace(np.random.default_rng(0), float(SCALE), truth.shape)
+    settings, variance = VQVAESettings(), noise_variance(SCALE)
+    learner = VQVAELearner(noisy, variance, settings, alone(), seed=0)
+    steps = -(-noisy.size * len(RESOLUTIONS) // (settings.batch * settings.crop**2))
+    schedule = TrainSettings(settings.epochs, steps, float(settings.learning_rate), 0, settings.patience)
+    with tempfile.TemporaryDirectory() as work:
+        trained = train(alone(), learner, schedule, Path(work))
+    learner.model.load_state_dict(trained.weights)
+    drawn = np.stack([denoise_slice(learner.model, image, variance) for image in noisy])
+    reference, ours = _errors(noisy, truth), _errors(drawn, truth)
+    rows: list[dict[str, Any]] = [
+        {"epoch": point.epoch, "minutes": round(point.seconds / 60, 1), "estimated_error": round(point.score, 4)}
+        for point in trained.curve[:: max(1, len(trained.curve) // 10)]
+    ]
+    ratios = {f"{kind}_of_identity": round(mine / theirs, 3) for kind, mine, theirs in zip(KINDS, ours, reference, strict=True)}
+    return [*rows, {"city": name, "minutes": round(trained.curve[-1].seconds / 60, 1), **ratios}]
+
+
 def step() -> list[dict[str, Any]]:
     """One training step of the VQ-VAE, in pixels per second: crops as we train, and the same model on whole slices."""
     import torch
 
-    from heathaze.learn.distributed import _Alone
+    from heathaze.learn.distributed import alone
     from heathaze.learn.vqvae_training import VQVAELearner
     from heathaze.policy import VQVAESettings
 
@@ -72,7 +95,7 @@ def step() -> list[dict[str, Any]]:
     slices = np.random.default_rng(0).integers(-20, 20, (8, 576, 576)).astype(np.int32)
     cases = (("crops of 144, batch 128", 144, 128), ("crops of 144, batch 16", 144, 16), ("whole slices, batch 8", 576, 8))
     for name, crop, batch in cases:
-        learner = VQVAELearner(slices, 50.0, VQVAESettings(crop=crop, batch=batch), _Alone(), seed=0)
+        learner = VQVAELearner(slices, 50.0, VQVAESettings(crop=crop, batch=batch), alone(), seed=0)
         optimizer = torch.optim.Adam(learner.model.parameters(), lr=1e-3)
         data = learner.batch(np.random.default_rng(0))
         best = float("inf")
@@ -81,10 +104,18 @@ def step() -> list[dict[str, Any]]:
             optimizer.zero_grad()
             learner.loss(data).backward()
             optimizer.step()
-            learner.after_step(_Alone())
+            learner.after_step(alone())
             best = min(best, time.perf_counter() - began)
         rows.append({"what": name, "seconds": round(best, 2), "million_pixels_per_second": round(data.numel() / best / 1e6, 2)})
     return rows
+
+
+def _errors(answer: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
+    """Mean absolute error, and relative error at psi 20, of one-cell queries at records."""
+    records = np.repeat(np.arange(truth.size), truth.ravel())
+    at_records = truth.ravel()[records]
+    off = np.abs(answer.ravel()[records] - at_records)
+    return float(off.mean()), float((off / np.maximum(at_records, 20)).mean())
 
 
 def _cities() -> list[tuple[str, np.ndarray]]:
