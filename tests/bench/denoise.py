@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,13 @@ import numpy as np
 
 from heathaze.evaluate.synthetic import City, batches
 from heathaze.grid import Grid
+from heathaze.learn.bayes import Context, Earlier
+from heathaze.learn.bayes_training import BayesLearner, estimate
 from heathaze.learn.denoiser import discrete_laplace, noise_variance
+from heathaze.learn.distributed import alone
 from heathaze.learn.shrink import shrink
+from heathaze.learn.training import TrainSettings, train
+from heathaze.policy import BayesSettings, VQVAESettings
 
 CABS = Path(__file__).parents[3] / "shared" / "data" / "sf_cabs_trip_ends.parquet"
 SCALE = Fraction(5)
@@ -59,10 +64,7 @@ def error() -> list[dict[str, Any]]:
 
 def vqvae() -> list[dict[str, Any]]:
     """The VQ-VAE on the last of the cities above, trained to the end: its error beside identity's, and its learning curve."""
-    from heathaze.learn.distributed import alone
-    from heathaze.learn.training import TrainSettings, train
     from heathaze.learn.vqvae_training import RESOLUTIONS, VQVAELearner, denoise_slice
-    from heathaze.policy import VQVAESettings
 
     name, truth = _cities()[-1]
     noisy = truth + discrete_laplace(np.random.default_rng(0), float(SCALE), truth.shape)
@@ -83,13 +85,79 @@ def vqvae() -> list[dict[str, Any]]:
     return [*rows, {"city": name, "minutes": round(trained.curve[-1].seconds / 60, 1), **ratios}]
 
 
+def history() -> list[dict[str, Any]]:
+    """Night 14 of a synthetic city at user level (k 20, epsilon 1), by bayes with and without the 13 nights before it."""
+    nights = [_bounded_night(number) for number in range(14)]
+    scale = Fraction(20)
+    noisy = [
+        (night + discrete_laplace(np.random.default_rng(number), float(scale), night.shape)).astype(np.int32)
+        for number, night in enumerate(nights)
+    ]
+    earlier = [Earlier(night, 13 - number) for number, night in enumerate(noisy[:-1])]
+    truth = nights[-1]
+    rows = []
+    for name, before in (("without history", []), ("with history", earlier)):
+        settled = _bayes(noisy[-1], before, scale)
+        rows.append({"what": name, **_box_errors(settled, truth)})
+    moved = truth.copy()
+    moved[:, 60:64, 60:64] += 40  # an event where there was none on any night before
+    closed = int(np.argmax(np.sum(nights[:-1], axis=(0, 1, 3)) * (np.arange(truth.shape[1]) != 62)))
+    moved[:, closed, :] = 0  # a street that is closed tonight
+    tonight = moved + discrete_laplace(np.random.default_rng(99), float(scale), moved.shape)
+    for name, before in (("changed city, without history", []), ("changed city, with history", earlier)):
+        settled = _bayes(tonight.astype(np.int32), before, scale)
+        event = settled[:, 60:64, 60:64].sum() / moved[:, 60:64, 60:64].sum()
+        street = settled[:, closed].sum() / truth[:, closed].sum()
+            settled[:, 60:64, 60:64].sum() / moved[:, 60:64, 60:64].sum(),
+            settled[:, closed].sum() / truth[:, closed].sum(),
+        )
+        rows.append({"what": name, "event_kept": round(float(event), 3), "closed_street_left": round(float(street), 3)})
+    return rows
+
+
+def _bayes(noisy: np.ndarray, earlier: list[Earlier], scale: Fraction) -> np.ndarray:
+    context = Context(noisy, noise_variance(scale), earlier)
+    settings = BayesSettings(epochs=10, cells=400_000)
+    learner = BayesLearner(context, noisy, scale, settings, alone(), seed=0)
+    with tempfile.TemporaryDirectory() as work:
+        steps = -(-settings.cells // settings.batch)
+        trained = train(alone(), learner, TrainSettings(settings.epochs, steps, 3e-3, 0, settings.patience), Path(work))
+    learner.model.load_state_dict(trained.weights)
+    return estimate(learner.model, context, noisy, scale).settled
+
+
+def _box_errors(answer: np.ndarray, truth: np.ndarray) -> dict[str, float]:
+    """Mean absolute error of cells at records and of blocks of 4 x 4 and 16 x 16 cells at records."""
+    found = {"cells": _errors(answer, truth)[0]}
+    for side in (4, 16):
+        sums = [x.reshape(len(x), x.shape[1] // side, side, -1, side).sum((2, 4)) for x in (answer, truth)]
+        found[f"blocks of {side}"] = float(np.average(np.abs(sums[0] - sums[1]), weights=sums[1]))
+    return {name: round(value, 3) for name, value in found.items()}
+
+
+def _bounded_night(number: int) -> np.ndarray:
+    """Counts of at most 20 events of each user of one night, 8 slices of 144 x 144 cells."""
+    grid = Grid(37.70, -122.52, 37.88, -122.292, 144, 144)
+    first = date(2026, 11, 2) + timedelta(days=number)
+    counts = np.zeros((8, grid.cells), dtype=np.int64)
+    random = np.random.default_rng(number)
+    for table in batches(City(users=20_000, events_per_user=20, first_day=first)):
+        user = table["user_id"].combine_chunks().dictionary_encode().indices.to_numpy()
+        order = np.lexsort((random.random(len(user)), user))
+        starts = np.flatnonzero(np.r_[True, np.diff(user[order]) != 0])
+        rank = np.arange(len(user)) - np.repeat(starts, np.diff(np.r_[starts, len(user)]))
+        kept = order[rank < 20]
+        midnight = datetime(first.year, first.month, first.day, tzinfo=timezone.utc).timestamp()
+        slices = ((table["event_time"].cast("int64").to_numpy()[kept] / 1e6 - midnight) // 10_800).astype(int)
+        _add(counts, grid, slices, table["lat"].to_numpy()[kept], table["lon"].to_numpy()[kept])
+    return counts.reshape(8, 144, 144)
+
+
 def step() -> list[dict[str, Any]]:
     """One training step of the VQ-VAE, in pixels per second: crops as we train, and the same model on whole slices."""
     import torch
 
-    from heathaze.learn.distributed import alone
     from heathaze.learn.vqvae_training import VQVAELearner
-    from heathaze.policy import VQVAESettings
 
     rows = []
     slices = np.random.default_rng(0).integers(-20, 20, (8, 576, 576)).astype(np.int32)
