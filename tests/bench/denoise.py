@@ -108,9 +108,6 @@ def history() -> list[dict[str, Any]]:
         settled = _bayes(tonight.astype(np.int32), before, scale)
         event = settled[:, 60:64, 60:64].sum() / moved[:, 60:64, 60:64].sum()
         street = settled[:, closed].sum() / truth[:, closed].sum()
-            settled[:, 60:64, 60:64].sum() / moved[:, 60:64, 60:64].sum(),
-            settled[:, closed].sum() / truth[:, closed].sum(),
-        )
         rows.append({"what": name, "event_kept": round(float(event), 3), "closed_street_left": round(float(street), 3)})
     return rows
 
