@@ -133,7 +133,10 @@ class Run:
         self.wait_until(lambda: any(f"  {step}".encode() in self.shown for step in steps))
 
     def finish(self) -> int:
-        return self.process.wait(timeout=400)
+        """Wait for the end of the command and of its JVM, which ends a little later."""
+        code = self.process.wait(timeout=400)
+        self._wait_for_members(60)
+        return code
 
     def said(self) -> str:
         """What a finished run has written on standard output."""
@@ -146,12 +149,15 @@ class Run:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         # Spark's Python workers have a group of their own and end when their JVM has.
-        deadline = time.monotonic() + 20
+        self._wait_for_members(20)
+
+    def _wait_for_members(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
         while left := self._members():
             if time.monotonic() > deadline:
                 for member in left:
                     member.kill()
-                raise AssertionError("a process outlived its run by 20 seconds")
+                raise AssertionError(f"a process outlived its run by {seconds} seconds")
             time.sleep(0.05)
 
     def _members(self) -> list[psutil.Process]:
