@@ -41,6 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     from heathaze.evaluate_cli import add_evaluate_command
     from heathaze.night import add_public_arguments
     from heathaze.query_cli import add_query_commands
+    from heathaze.suggest_cli import add_suggest_command
 
     parser = console.Parser(prog="heathaze", description="Density maps with a user-level differential privacy guarantee.")
     parser.add_argument("--version", action="version", version=f"heathaze {__version__}")
@@ -88,6 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_query_commands(commands, _add_tables, _add_json, _open_tables)
     add_evaluate_command(commands)
+    add_suggest_command(commands, _add_json)
 
     denoise = commands.add_parser("denoise", help="make a noisy night better, from noisy nights alone")
     add_public_arguments(denoise)

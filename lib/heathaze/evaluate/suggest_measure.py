@@ -1,13 +1,15 @@
 """What `heathaze suggest` knows of cities and denoisers, measured on synthetic cities: nothing here has seen a person.
 
-`python -m heathaze.evaluate.suggest_measure` makes `suggest_table.py` again: seeded, so the same numbers on every machine of the
-same libraries. It takes about an hour with bayes, which is trained for every noise, and minutes without (`--without-bayes`).
+    python -m heathaze.evaluate.suggest_measure [cities] [shrink] [bayes]
+
+makes those parts of `suggest_table.py` again; everything is seeded. On an idle core cities take ten minutes and shrink three;
+bayes is trained anew for every run and takes half an hour.
 """
 
 from __future__ import annotations
 
-import argparse
-import tempfile
+import pprint
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -21,39 +23,54 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from scipy.spatial import cKDTree
 
+from heathaze.console import Progress
+from heathaze.evaluate import suggest_table
+from heathaze.evaluate.events import Events, bounded
+from heathaze.evaluate.learned import prepare
+from heathaze.evaluate.suggest import ACROSS, CELL_SIDES, DENSITIES, PARTS, PER_DAY, SIDES, SIGNALS, SLICES, TOWNS, blur
 from heathaze.evaluate.synthetic import SHAPES, City, batches
 from heathaze.grid import METRES_PER_DEGREE
-from heathaze.learn.denoiser import Denoised, Denoiser, discrete_laplace, noise_variance
-from heathaze.learn.shrink import shrink
-from heathaze.policy import BayesSettings, Refine
+from heathaze.learn.denoiser import Denoised, discrete_laplace, noise_variance
+from heathaze.policy import Policy, Refine, parse_policy
 from heathaze.release.refine import finish
 from heathaze.release.sums import box_sums, prefix_sum
 
-SIDES = (25, 50, 100, 200, 400, 800, 1_600, 3_200)
-"""Sides of boxes, metres."""
-TOWNS = (2, 5, 12, 30, 80, 199)
-"""Sides of the cities, kilometres."""
-PER_DAY = (1, 2, 4, 8, 24)
-"""Slices of a day."""
-SLICES = (1, 4, 8, 24)
-"""Slices of a period whose denoising was measured."""
-ACROSS = (1, 3, 10, 30)
-"""Sides of boxes, in cells."""
-SIGNALS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-"""Mean count of a box at a record, in deviations of the noise of the box."""
-DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-"""Mean count of all cells, in deviations of the noise of a cell."""
-CELLS = (25, 50, 100, 200, 400, 800)
-"""Sides of cells, metres."""
+TUESDAY, SATURDAY = date(2026, 11, 17), date(2026, 11, 21)
+DRAWN = ((9_001, TUESDAY), (9_002, TUESDAY), (9_003, TUESDAY), (9_004, SATURDAY))
+"""Seeds and days of the cities that are measured. Cities that test the model have other seeds."""
+RECORDS = 3_000
+"""Records whose boxes are looked at."""
 
-TUESDAY = date(2026, 11, 17)
-SEEDS = (9_001, 9_002)
-"""Of the cities that are measured; cities on which the model is tested have others."""
+EVERY = {"bayes": 4}
+"""Of a denoiser that is trained only every so many runs are made."""
+
+POLICY = """
+[dataset]
+name = "rehearsal"
+[period]
+slices = {slices}
+[grid]
+south = 0
+west = 0
+north = 1
+east = 1
+rows = 1
+cols = 1
+[privacy]
+epsilon = 1
+max_events_per_user = 1
+declared_event_count = 1
+[budget]
+cap = 1
+[denoise.bayes]
+cells = 400_000
+"""
+"""Nothing of it counts but how bayes is trained."""
 
 
 @dataclass(frozen=True)
 class Points:
-    """The events of a period inside the box."""
+    """The events of one period inside the box."""
 
     user: np.ndarray
     slice: np.ndarray
@@ -70,6 +87,10 @@ class Points:
         """Some of the events."""
         return replace(self, user=self.user[chosen], slice=self.slice[chosen], place=self.place[chosen])
 
+    def kept(self, k: int, seed: int) -> np.ndarray:
+        """Numbers of the events that bounding keeps."""
+        return bounded(Events(self.user, self.slice, np.arange(len(self))), k, seed).cell
+
     def shape(self, cell: float) -> tuple[int, int, int]:
         """Slices x rows x cols of cells of about that side, as a policy's cell_metres gives them."""
         rows, cols = (max(1, round(side / cell)) for side in self.size)
@@ -77,112 +98,84 @@ class Points:
 
     def cells_of(self, cell: float) -> np.ndarray:
         """(events, 3): slice, row and column."""
-        shape = np.array(self.shape(cell))
-        inside = np.minimum((self.place / self.size * shape[1:]).astype(np.int64), shape[1:] - 1)
-        return np.column_stack([self.slice, inside])
+        shape = np.array(self.shape(cell)[1:])
+        return np.column_stack([self.slice, np.minimum((self.place / self.size * shape).astype(np.int64), shape - 1)])
 
     def count(self, cell: float) -> np.ndarray:
         """Events of every cell, slices x rows x cols."""
         shape = self.shape(cell)
-        return np.bincount(np.ravel_multi_index(tuple(self.cells_of(cell).T), shape), minlength=np.prod(shape)).reshape(shape)
+        flat = np.ravel_multi_index(tuple(self.cells_of(cell).T), shape)
+        return np.bincount(flat, minlength=int(np.prod(shape))).reshape(shape)
+
+    def middles(self, chosen: np.ndarray, side: float) -> np.ndarray:
+        """Middles of boxes at chosen events, moved until the box is inside the area."""
+        margin = np.minimum(side, self.size) / 2
+        return np.clip(self.place[chosen], margin, self.size - margin)
+
+    def boxes(self, chosen: np.ndarray, side: float | None, cell: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Edges (n, 2) along slices, rows and columns, in cells, of boxes at chosen events; None: the cell of the event."""
+        shape = np.array(self.shape(cell)[1:])
+        if side is None:
+            low = self.cells_of(cell)[chosen, 1:].astype(np.float64)
+            high = low + 1
+        else:
+            middle, half = self.middles(chosen, side) / self.size * shape, side / 2 / self.size * shape
+            low, high = np.maximum(middle - half, 0), np.minimum(middle + half, shape)
+        number = self.slice[chosen].astype(np.float64)
+        return np.column_stack([number, number + 1]), *(np.column_stack([low[:, i], high[:, i]]) for i in (0, 1))  # type: ignore[return-value]
+
+    def around(self, middle: np.ndarray, number: np.ndarray, side: float) -> np.ndarray:
+        """Events in boxes of that side around `middle`, each in its own slice; exact, without cells."""
+        found = np.zeros(len(middle))
+        for one in np.unique(number):
+            tree, here = cKDTree(self.place[self.slice == one]), number == one
+            found[here] = tree.query_ball_point(middle[here], side / 2, p=np.inf, return_length=True)
+        return found
 
 
-def square(kilometres: float) -> dict[str, float]:
-    """Edges of a square box of that side."""
-    south, west = 40.0, -75.0
-    north = south + kilometres * 1_000 / METRES_PER_DEGREE
-    return {
-        "south": south,
-        "west": west,
-        "north": north,
-        "east": west + kilometres * 1_000 / METRES_PER_DEGREE / cos(radians((south + north) / 2)),
-    }
+def square_city(
+    kilometres: float, users: int, events_per_user: float, shape: str, seed: int, day: date = TUESDAY, tail: float = 1.5
+) -> City:
+    """One day of a city in a square box of that side."""
+    south, west, degrees = 40.0, -75.0, kilometres * 1_000 / METRES_PER_DEGREE
+    north, east = south + degrees, west + degrees / cos(radians(south + degrees / 2))
+    return City(users, events_per_user, day, 1, south, west, north, east, tail, shape=shape, seed=seed)
 
 
 def points_of(city: City, slices: int) -> Points:
     """The events of a city that lie in its box, as numbers."""
     events = pa.concat_tables(batches(city))
     user = pc.cast(pc.utf8_slice_codeunits(events["user_id"], 1), pa.int32()).to_numpy()
-    first = np.datetime64(city.first_day, "us").astype(np.int64)
-    moment = events["event_time"].cast("int64").to_numpy() - first
+    moment = events["event_time"].cast("int64").to_numpy() - np.datetime64(city.first_day, "us").astype(np.int64)
     size = np.array([city.plane.height_metres, city.plane.width_metres])
     north = (events["lat"].to_numpy() - city.south) / (city.north - city.south) * size[0]
     east = (events["lon"].to_numpy() - city.west) / (city.east - city.west) * size[1]
     place = np.column_stack([north, east])
-    inside = ((place >= 0) & (place < size)).all(1)
-    number = moment * slices // (city.days * 86_400_000_000)
-    return Points(user, number, place, size, slices).of(inside)
+    points = Points(user, moment * slices // (city.days * 86_400_000_000), place, size, slices)
+    return points.of(np.flatnonzero(((place >= 0) & (place < size)).all(1)))
 
 
-def bound(points: Points, k: int, random: np.random.Generator) -> np.ndarray:
-    """Which events are kept where every user keeps at most k, chosen evenly."""
-    order = np.lexsort((random.random(len(points)), points.user))
-    user = points.user[order]
-    rank = np.arange(len(user)) - np.searchsorted(user, user)
-    kept = np.zeros(len(points), dtype=bool)
-    kept[order[rank < k]] = True
-    return kept
-
-
-Edges = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Of boxes: slices, rows and columns, each (boxes, 2), in cells."""
-
-
-def boxes_at(points: Points, chosen: np.ndarray, side: float | None, cell: float) -> Edges:
-    """Boxes of that side in metres, centred at chosen events but inside the area; None: the event's own cell."""
-    shape = np.array(points.shape(cell))
-    if side is None:
-        low = points.cells_of(cell)[chosen].astype(np.float64)
-        edges = [np.column_stack([at, at + 1]) for at in low.T]
-    else:
-        middle = middles(points, chosen, side) / points.size * shape[1:]
-        half = side / 2 / points.size * shape[1:]
-        number = points.slice[chosen].astype(np.float64)
-        sides = [np.clip(np.column_stack([m - h, m + h]), 0, end) for m, h, end in zip(middle.T, half, shape[1:], strict=True)]
-        edges = [np.column_stack([number, number + 1]), *sides]
-    return edges[0], edges[1], edges[2]
-
-
-def middles(points: Points, chosen: np.ndarray, side: float) -> np.ndarray:
-    """Middles of boxes at chosen events, moved until the box is inside the area."""
-    margin = np.minimum(side, points.size) / 2
-    return np.clip(points.place[chosen], margin, points.size - margin)
-
-
-def count_around(points: Points, middle: np.ndarray, number: np.ndarray, side: float) -> np.ndarray:
-    """Events in boxes of that side around `middle`, each in its own slice; exact, without cells."""
-    found = np.zeros(len(middle))
-    for one in np.unique(number):
-        tree, here = cKDTree(points.place[points.slice == one]), number == one
-        found[here] = tree.query_ball_point(middle[here], side / 2, p=np.inf, return_length=True)
-    return found
-
-
-def crowd(shape: str, town: float, seed: int, boxes: int = 3_000) -> list[float]:
+def crowd(shape: str, town: float, seed: int, day: date) -> list[float]:
     """Events of others around an event, in the same eighth of a day, as a multiple of an even spread; for each of SIDES."""
-    points = _strangers(_crowded(shape, town, seed), 8, seed)
-    random = np.random.default_rng(seed)
-    chosen = random.choice(len(points), boxes)
-    found = []
-    for side in SIDES:
-        others = count_around(points, points.place[chosen], points.slice[chosen], side) - 1
-        even = (len(points) - 1) / 8 * side**2 / float(np.prod(points.size))
-        found.append(float(others.mean()) / even)
-    return found
+    points = _strangers(shape, town, 8, seed, day)
+    chosen = np.random.default_rng(seed).choice(len(points), RECORDS)
+    even = (len(points) - 1) / 8 / float(np.prod(points.size))
+    near = [points.around(points.place[chosen], points.slice[chosen], side) - 1 for side in SIDES]
+    return [float(others.mean()) / (even * side**2) for side, others in zip(SIDES, near, strict=True)]
 
 
-def hours(per_day: int, shape: str, seed: int) -> float:
-    """Events of others within 400 m in the same slice of a day, of so many, as a multiple of those in all slices / slices."""
-    day = _strangers(_crowded(shape, 12, seed), per_day, seed)
-    chosen = np.random.default_rng(seed).choice(len(day), 10_000)
-    together = replace(day, slice=np.zeros(len(day), dtype=np.int64))
-    same, whole = (count_around(p, p.place[chosen], p.slice[chosen], 400.0).mean() - 1 for p in (day, together))
-    return float(same / whole * per_day)
+def hours(per_day: int, shape: str, seed: int, day: date) -> float:
+    """Events of others within 400 m in the same slice, of so many a day, as a multiple of an even spread over the slices."""
+    points = _strangers(shape, 12, per_day, seed, day)
+    chosen = np.random.default_rng(seed).choice(len(points), RECORDS)
+    together = replace(points, slice=np.zeros(len(points), dtype=np.int64))
+    same, whole = (float(one.around(one.place[chosen], one.slice[chosen], 400.0).mean()) - 1 for one in (points, together))
+    return same / whole * per_day
 
 
-def own(per_day: int, shape: str, seed: int) -> tuple[list[float], list[float]]:
+def own(per_day: int, shape: str, seed: int, day: date) -> tuple[list[float], list[float]]:
     """How likely another event of the same user and day lies in the same slice and box, for each of SIDES; likewise its cell."""
-    points = points_of(_crowded(shape, 12, seed), per_day)
+    points = points_of(_crowded(shape, 12, seed, day), per_day)
     order = np.lexsort((np.random.default_rng(seed).random(len(points)), points.user))
     user = points.user[order]
     firsts = np.flatnonzero(np.r_[True, user[1:] != user[:-1]] & np.r_[user[1:] == user[:-1], False])
@@ -194,26 +187,23 @@ def own(per_day: int, shape: str, seed: int) -> tuple[list[float], list[float]]:
     return box, cell
 
 
-def _crowded(shape: str, town: float, seed: int) -> City:
+def _crowded(shape: str, town: float, seed: int, day: date) -> City:
     """Many users with a few events each: where people are does not depend on how active they are."""
-    return City(
-        users=150_000, events_per_user=4, tail=10, shape=shape, seed=seed, first_day=TUESDAY, weekly=False, **square(town)
-    )
+    return square_city(town, 150_000, 4, shape, seed, day, tail=10)
 
 
-def _strangers(city: City, slices: int, seed: int) -> Points:
+def _strangers(shape: str, town: float, slices: int, seed: int, day: date) -> Points:
     """One event of each user."""
-    points = points_of(city, slices)
+    points = points_of(_crowded(shape, town, seed, day), slices)
     order = np.random.default_rng(seed).permutation(len(points))
     return points.of(order[np.unique(points.user[order], return_index=True)[1]])
 
 
-def cut(points: Points, side: float, cell: float, seed: int, boxes: int = 3_000) -> tuple[float, float]:
+def cut(points: Points, side: float, cell: float, seed: int) -> tuple[float, float]:
     """What cutting cells adds to the count of a box: mean and mean absolute deviation, as parts of the mean count."""
-    random = np.random.default_rng(seed)
-    chosen = random.choice(np.flatnonzero(bound(points, 10, random)), boxes)
-    exact = count_around(points, middles(points, chosen, side), points.slice[chosen], side)
-    (shared,) = box_sums([prefix_sum(points.count(cell))], *boxes_at(points, chosen, side, cell))
+    chosen = np.random.default_rng(seed).choice(points.kept(10, seed), RECORDS)
+    exact = points.around(points.middles(chosen, side), points.slice[chosen], side)
+    (shared,) = box_sums([prefix_sum(points.count(cell))], *points.boxes(chosen, side, cell))
     off = (shared - exact) / exact.mean()
     return float(off.mean()), float(np.abs(off - off.mean()).mean())
 
@@ -222,7 +212,7 @@ def cut(points: Points, side: float, cell: float, seed: int, boxes: int = 3_000)
 class Leaves:
     """What a denoiser leaves of the noise in boxes of one size, in one run."""
 
-    across: float
+    across: int
     """Side of the boxes in cells."""
     signal: float
     """Mean count of the boxes, in deviations of the noise of a box."""
@@ -233,126 +223,104 @@ class Leaves:
 
 
 def leaves(
-    sample: Points, cell: float, scale: Fraction, denoise: Denoiser, seed: int, boxes: int = 3_000
+    sample: Points, cell: float, scale: Fraction, denoise: Callable[[np.ndarray, Fraction], Denoised], seed: int
 ) -> tuple[list[Leaves], float, float]:
-    """What a denoiser leaves in boxes at events of a bounded sample; the density, and what it claims to leave on average.
+    """What a denoiser leaves in boxes at events of a bounded sample; the density; and what it claims to leave on average.
 
-    The claim is the mean of the squared deviations of all cells, in units of the noise variance.
+    Density is the mean count of all cells in deviations of the noise. The claim is the mean of the squared deviations of all
+    cells, in units of the noise variance.
     """
     random = np.random.default_rng(seed)
     counts = sample.count(cell)
-    noisy = counts + discrete_laplace(random, float(scale), counts.shape)
-    found = denoise(noisy, [], scale)
-    deviation, chosen = noise_variance(scale) ** 0.5, random.choice(len(sample), boxes)
+    noisy = (counts + discrete_laplace(random, float(scale), counts.shape)).astype(np.int32)
+    found = denoise(noisy, scale)
+    deviation, chosen = noise_variance(scale) ** 0.5, random.choice(len(sample), RECORDS)
     prefixes = [prefix_sum(finish(found.values, Refine())), prefix_sum(counts)]
     results = []
     for across in ACROSS:
         side = across * float(sample.size[0]) / counts.shape[1]
-        if side > min(sample.size) / 2:
-            continue
-        estimate, truth = box_sums(prefixes, *boxes_at(sample, chosen, None if across == 1 else side, cell))
-        noise, error = deviation * blur(across) if across > 1 else deviation, estimate - truth
-        signal, mean = float(truth.mean()) / noise, float(error.mean())
-        results.append(Leaves(across, signal, mean / noise, float(np.abs(error - mean).mean()) / noise))
+        estimate, truth = box_sums(prefixes, *sample.boxes(chosen, None if across == 1 else side, cell))
+        noise, error = deviation * (1 if across == 1 else blur(across)), estimate - truth
+        spread = float(np.abs(error - error.mean()).mean())
+        results.append(Leaves(across, float(truth.mean()) / noise, float(error.mean()) / noise, spread / noise))
     assert found.deviation is not None
     claim = float(np.square(found.deviation, dtype=np.float64).mean()) / deviation**2
     return results, float(counts.mean()) / deviation, claim
 
 
-def blur(across: float) -> float:
-    """Deviation of the noise of a box that cuts cells, in deviations of a cell; its side is in cells.
-
-    Along one axis the squared shares of the cells add up to a - 1/3 on average over all offsets, or a^2 - a^3 / 3 where the box
-    is smaller than a cell; the deviation is the root of the product of two such sums.
-    """
-    return across - 1 / 3 if across >= 1 else across**2 - across**3 / 3
-
-
 def runs() -> Iterator[tuple[Points, float, Fraction, int]]:
     """Bounded samples, sides of cells, scales and seeds that denoisers are measured with: every shape, many densities."""
-    random = np.random.default_rng(SEEDS[0])
-    for number in range(24):
-        slices, shape = SLICES[number // 3 % 4], list(SHAPES)[number % 3]
-        town, k = float(random.choice([6, 9, 14])), int(random.choice([4, 10, 30]))
-        cell, users = float(random.choice([80, 140, 250])), int(random.choice([5_000, 20_000, 60_000]))
-        city = City(users=users, events_per_user=10, shape=shape, seed=SEEDS[0] + number, first_day=TUESDAY, **square(town))
-        points = points_of(city, slices)
-        sample = points.of(bound(points, k, random))
-        for step in range(4):
-            yield sample, cell, Fraction(4**step) * (2 if number % 2 else 1), number
-
-
-def bayes(noisy: np.ndarray, earlier: Sequence[np.ndarray], scale: Fraction) -> Denoised:
-    """The denoiser bayes, trained on tonight alone."""
-    from heathaze.learn.bayes import Context, ContextNet
-    from heathaze.learn.bayes_training import BayesLearner, estimate
-    from heathaze.learn.distributed import Seam, launch
-    from heathaze.learn.training import TrainSettings, train
-
-    context, settings = Context(noisy, noise_variance(scale)), BayesSettings(cells=400_000)
-
-    def work(seam: Seam, folder: str) -> Any:
-        steps = max(1, min(settings.cells, 4 * noisy.size) // settings.batch)
-        schedule = TrainSettings(settings.epochs, steps, float(settings.learning_rate), 0, settings.patience)
-        return train(seam, BayesLearner(context, noisy, scale, settings, seam, 0), schedule, Path(folder))
-
-    with tempfile.TemporaryDirectory() as folder:
-        trained = launch(work, {"folder": folder}, ranks=1, launcher="torch")
-    return estimate(ContextNet.of_weights(trained.weights), context, noisy, scale).denoised
-
-
-Number = float | list[Any]
+    random = np.random.default_rng(DRAWN[0][0])
+    for number in range(36):
+        slices, shape, seed = SLICES[number // 3 % 4], list(SHAPES)[number % 3], 9_100 + number
+        town, across = float(random.choice([8, 14, 24])), int(random.choice([64, 90, 128]))
+        users, k = int(random.choice([5_000, 20_000, 80_000])), int(random.choice([4, 10, 30]))
+        points = points_of(square_city(town, users, 10, shape, seed), slices)
+        sample = points.of(points.kept(k, seed))
+        for scale in (1, 8, 64):
+            yield sample, town * 1_000 / across, Fraction(scale * 2 ** (number % 3)), seed
 
 
 def measure_cities(say: Callable[[str], None]) -> dict[str, Any]:
-    """What is known of cities: CROWD, HOURS, OWN and CUT."""
+    """crowd, hours, own_box, own_cell and cut."""
     shapes = list(SHAPES)
-    places = [(shape, seed) for shape in shapes for seed in SEEDS]
-    crowds: dict[str, Any] = {}
+    crowds: dict[str, list[list[float]]] = {}
     for shape in shapes:
         say(f"crowds of {shape}")
-        crowds[shape] = [_middle([crowd(shape, town, seed) for seed in SEEDS]) for town in TOWNS]
+        crowds[shape] = [_middle([crowd(shape, town, *drawn) for drawn in DRAWN]) for town in TOWNS]
     say("hours and habits")
+    places = [(shape, *drawn) for shape in shapes for drawn in DRAWN]
     pairs = [[own(per_day, *place) for place in places] for per_day in PER_DAY]
-    cuts = [cut_points(shape) for shape in shapes]
+    spread = [_middle([[hours(per_day, *place)] for place in places])[0] for per_day in PER_DAY]
     say("cells that are cut")
+    cities = [points_of(square_city(12, 60_000, 10, shape, DRAWN[0][0]), 8) for shape in shapes]
+    cuts = [
+        [np.mean([cut(points, side, cell, DRAWN[0][0]) for points in cities], axis=0).tolist() for cell in CELL_SIDES]
+        for side in SIDES
+    ]
     return {
-        "CROWD": crowds,
-        "HOURS": [_middle([[hours(per_day, *place)] for place in places])[0] / 1 for per_day in PER_DAY],
-        "OWN_BOX": [_middle([box for box, _ in found]) for found in pairs],
-        "OWN_CELL": [_middle([cell for _, cell in found]) for found in pairs],
-        "CUT": [
-            [np.mean([cut(points, side, cell, SEEDS[0]) for points in cuts], axis=0).tolist() for cell in CELLS]
-            for side in SIDES
-        ],
+        "crowd": crowds,
+        "hours": spread,
+        "own_box": [_middle([box for box, _ in found]) for found in pairs],
+        "own_cell": [_middle([cell for _, cell in found]) for found in pairs],
+        "cut_mean": [[pair[0] for pair in row] for row in cuts],
+        "cut_spread": [[pair[1] for pair in row] for row in cuts],
     }
 
 
-def cut_points(shape: str) -> Points:
-    city = City(users=60_000, events_per_user=10, shape=shape, seed=SEEDS[0], first_day=TUESDAY, **square(12))
-    return points_of(city, 8)
+def measure_denoiser(name: str, say: Callable[[str], None]) -> dict[str, Any]:
+    """mean, spread and claim of what a denoiser leaves."""
+    policies: dict[int, Policy] = {slices: parse_policy(POLICY.format(slices=slices)) for slices in SLICES}
 
+    def denoise(noisy: np.ndarray, scale: Fraction) -> Denoised:
+        return prepare(policies[len(noisy)], name, noisy, scale)(noisy)
 
-def measure_denoiser(denoise: Denoiser, say: Callable[[str], None]) -> dict[str, Any]:
-    """What is known of a denoiser: LEAVES and CLAIMS."""
     found: list[Leaves] = []
     claims: list[tuple[int, float, float]] = []
     for number, (sample, cell, scale, seed) in enumerate(runs()):
-        say(f"run {number + 1}")
+        if number % EVERY.get(name, 1):
+            continue
+        say(f"{name}, run {number + 1}: {sample.shape(cell)}, scale {scale}")
         results, density, claim = leaves(sample, cell, scale, denoise, seed)
         found += results
         claims.append((sample.slices, density, claim))
-    left = []
+    return {**_summary(found), "claim": _claims(claims)}
+
+
+def _summary(found: list[Leaves]) -> dict[str, Any]:
+    """mean and spread at every node of ACROSS and SIGNALS."""
+    summary: dict[str, Any] = {"mean": [], "spread": []}
     for across in ACROSS:
         here = [one for one in found if one.across == across]
-        signals = [one.signal for one in here]
-        parts = [_smooth(signals, [getattr(one, name) for one in here], SIGNALS) for name in ("mean", "spread")]
-        left.append([list(pair) for pair in zip(*parts, strict=True)])
-    claimed = []
-    for slices in SLICES:
-        here_claims = [(density, claim) for one, density, claim in claims if one == slices]
-        claimed.append(_smooth(*(list(column) for column in zip(*here_claims, strict=True)), DENSITIES))
-    return {"LEAVES": left, "CLAIMS": claimed}
+        for part, rows in summary.items():
+            rows.append(_smooth([one.signal for one in here], [getattr(one, part) for one in here], SIGNALS, fades=True))
+    return summary
+
+
+def _claims(claims: list[tuple[int, float, float]]) -> list[list[float]]:
+    """The claim at every node of SLICES and DENSITIES."""
+    here = [[(density, claim) for one, density, claim in claims if one == slices] for slices in SLICES]
+    return [_smooth([density for density, _ in one], [claim for _, claim in one], DENSITIES) for one in here]
 
 
 def _middle(rows: list[list[float]]) -> list[float]:
@@ -360,13 +328,42 @@ def _middle(rows: list[list[float]]) -> list[float]:
     return np.exp(np.log(np.maximum(rows, 1e-9)).mean(0)).tolist()
 
 
-def _smooth(at: Sequence[float], values: Sequence[float], nodes: Sequence[float], width: float = 0.4) -> list[float]:
-    """Local means of values at the nodes, on a logarithmic scale; beyond the measured range the last ones, faded with the node."""
-    where, lowest, highest = np.log(at), min(at), max(at)
-    smoothed = []
-    for node in nodes:
-        inside = min(max(node, lowest), highest)
-        weight = np.exp(-(((where - np.log(inside)) / width) ** 2) / 2)
-        # Below the range there is less than the denoiser can leave: errors fall with the signal.
-        smoothed.append(float(np.average(values, weights=weight)) * min(1.0, node / inside))
-    return smoothed
+def _smooth(at: Sequence[float], values: Sequence[float], nodes: Sequence[float], fades: bool = False) -> list[float]:
+    """Local means of values at the nodes, on a logarithmic scale; beyond the measured range those of its ends.
+
+    What fades falls with the node below the range: a denoiser cannot leave more than there is.
+    """
+    inside = np.clip(nodes, min(at), max(at))
+    weight = np.exp(-((np.log(at)[:, None] - np.log(inside)) ** 2) / (2 * 0.4**2))
+    smoothed = np.array(values) @ weight / weight.sum(0)
+    return (smoothed * np.minimum(1, np.array(nodes) / inside) if fades else smoothed).tolist()
+
+
+def _short(value: Any) -> Any:
+    """Numbers with three digits."""
+    if isinstance(value, dict):
+        return {name: _short(one) for name, one in value.items()}
+    return [_short(one) for one in value] if isinstance(value, list) else float(f"{value:.3g}")
+
+
+def write_table(table: dict[str, Any], path: Path) -> None:
+    """Write `suggest_table.py`."""
+    text = pprint.pformat(_short(table), width=128, compact=True, sort_dicts=False)
+    head = '"""Made by heathaze.evaluate.suggest_measure from synthetic cities: do not edit."""'
+    path.write_text(f"{head}\n\n# fmt: off\nfrom typing import Any\n\nTABLE: dict[str, Any] = {text}\n", encoding="utf-8")
+
+
+def main(parts: Sequence[str]) -> None:
+    """Make the named parts of the table again; all of them where none is named."""
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        sys.exit(f"a part must be one of {', '.join(PARTS)}, but it is {unknown[0]}.")
+    say, table = Progress(), dict(suggest_table.TABLE)
+    for part in parts or PARTS:
+        table[part] = measure_cities(say) if part == "cities" else measure_denoiser(part, say)
+    say.finish()
+    write_table(table, Path(suggest_table.__file__))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
