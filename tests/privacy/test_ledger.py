@@ -190,7 +190,7 @@ def test_a_changed_input_or_measurement_is_a_new_charge(ledger, settings, versio
 
 def test_a_change_right_of_the_noise_is_no_new_charge(ledger):
     first, _ = ledger.charge(policy_with(), DAY, "v1")
-    other = parse_policy(policy_text() + '[refine]\nround = true\n[gates]\ndrift_tolerance = 0.9\n')
+    other = parse_policy(policy_text() + "[refine]\nround = true\n[gates]\ndrift_tolerance = 0.9\n")
     assert other.hash != policy_with().hash
     assert ledger.charge(other, DAY, "v1") == (first, False)
 

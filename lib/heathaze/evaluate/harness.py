@@ -190,7 +190,7 @@ def coverage(events: Events, policy: Policy, epsilon: Decimal, method: str, seed
     noisy = Meter(Fraction(epsilon), 1, seed).laplace(truth, Fraction(epsilon)).astype(np.int32)
     ready = prepare(policy, method, noisy, scale)
     found = ready(noisy)
-    model = rehearse(found, scale, ready, policy.refine, seed)
+    model = rehearse(found, noisy, scale, ready, policy.refine, seed)
     workload = draw_workload(truth, grid, season_of(policy), queries, seed)
     published, noised, exactly = (prefix_sum(tensor) for tensor in (finish(found.values, policy.refine), noisy, truth))
     squares = None if found.deviation is None else prefix_sum(found.deviation, 2)

@@ -72,7 +72,7 @@ def run_refine(night: Releasing) -> None:
     denoising = Denoising(policy, night.period, tables, night.files / "training", night.say, night.say, night.spark)
     again = denoise_again(denoising, denoised["model"][0].as_py())
     scale = Fraction(noisy["scale"][0].as_py())
-    errors = rehearse(Denoised(values, deviation), scale, again, policy.refine, seed=int(entry, 16) % 2**32)
+    errors = rehearse(Denoised(values, deviation), tensor, scale, again, policy.refine, seed=int(entry, 16) % 2**32)
     facts = {name: value for name, value in asdict(result).items() if name != "values"} | {"uncertainty": errors.to_json()}
     rows = [
         {

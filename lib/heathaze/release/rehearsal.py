@@ -19,15 +19,19 @@ from heathaze.release.uncertainty import ErrorModel, Rehearsal
 
 
 def rehearse(
-    denoised: Denoised, scale: Fraction, again: Callable[[np.ndarray], Denoised], settings: Refine, seed: int
+    denoised: Denoised, noisy: np.ndarray, scale: Fraction, again: Callable[[np.ndarray], Denoised], settings: Refine, seed: int
 ) -> ErrorModel:
-    """The error model of a night; `again` denoises another noisy tensor as the night's was."""
+    """The error model of a night and its noisy tensor; `again` denoises another noisy tensor as the night's was.
+
+    Where the night's estimate lies further off its own noisy sums than a rehearsal's does, its intervals are made wider.
+    """
     random = np.random.default_rng(seed)
     truth = plausible(denoised, random)
-    noisy = truth + discrete_laplace(random, float(scale), truth.shape)
-    noisy = np.clip(noisy, -(2**31), 2**31 - 1).astype(np.int32)
-    result = again(noisy)
-    return ErrorModel.fit([Rehearsal(truth, noisy, finish(result.values, settings), result.deviation)], scale)
+    limits = np.iinfo(np.int32)
+    rehearsed = np.clip(truth + discrete_laplace(random, float(scale), truth.shape), limits.min, limits.max).astype(np.int32)
+    result = again(rehearsed)
+    run = Rehearsal(truth, rehearsed, finish(result.values, settings), result.deviation)
+    return ErrorModel.fit([run], scale, (noisy, finish(denoised.values, settings), denoised.deviation))
 
 
 def plausible(denoised: Denoised, random: np.random.Generator) -> np.ndarray:

@@ -1,0 +1,61 @@
+"""The 90 % intervals of a denoised night hold the truth about as often as they say, though nobody looked at it."""
+
+from __future__ import annotations
+
+from datetime import date
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.conftest import policy_text
+
+from heathaze.evaluate.events import Events
+from heathaze.evaluate.harness import coverage
+from heathaze.evaluate.synthetic import City, batches
+from heathaze.policy import Policy, parse_policy
+
+BOX = {"south": 40.0, "west": -74.0, "north": 40.18, "east": -73.76}
+
+
+def policy() -> Policy:
+    text = policy_text(slices=8, rows=96, cols=96, k=1)
+    for name, old in (("north", "40.1"), ("east", "-73.9")):
+        text = text.replace(f"{name} = {old}", f"{name} = {BOX[name]}")
+    return parse_policy(text)
+
+
+def events(shape: str, rules: Policy) -> Events:
+    table = pa.concat_tables(
+        batches(City(users=8_000, events_per_user=20, first_day=date(2026, 11, 14), shape=shape, seed=5, **BOX))
+    )
+    cell = rules.grid.build().cells_of(table["lat"].to_numpy(), table["lon"].to_numpy())
+    number = table["event_time"].cast("int64").to_numpy() // 1_000_000 % 86_400 // 10_800
+    inside = cell >= 0
+    return Events(np.arange(inside.sum()), number[inside], cell[inside])
+
+
+@pytest.mark.parametrize("shape", ["rings", "corridors", "polycentric"])
+@pytest.mark.parametrize("epsilon", ["0.05", "0.2", "0.8"])
+def test_intervals_hold_the_truth_as_often_as_they_say(shape: str, epsilon: str) -> None:
+    rules = policy()
+    for boxes, held in coverage(events(shape, rules), rules, Decimal(epsilon), "shrink", seed=0, queries=3_000).items():
+        assert held.share > 0.83, (boxes, held)
+        # Boxes that are mostly empty are held more often: no interval that is worth anything leaves out the likely 0.
+        assert held.share < 0.96 + 0.04 * (held.empty > 0.25), (boxes, held)
+
+
+def test_intervals_that_are_too_narrow_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from heathaze.release.uncertainty import ErrorModel, Judged
+
+    whole = ErrorModel.answer
+
+    def narrow(*arguments: object) -> Judged:
+        judged = whole(*arguments)  # type: ignore[arg-type]
+        middle = judged.answer
+        return judged._replace(low=middle + (judged.low - middle) / 2, high=middle + (judged.high - middle) / 2)
+
+    monkeypatch.setattr(ErrorModel, "answer", narrow)
+    rules = policy()
+    held = coverage(events("rings", rules), rules, Decimal("0.2"), "shrink", seed=0, queries=3_000)
+    assert held["small at records"].share < 0.8 and held["middle at records"].share < 0.8
