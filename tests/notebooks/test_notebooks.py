@@ -12,9 +12,13 @@ from tests.conftest import ROOT
 from tests.e2e.nights import make_night
 
 from heathaze.cli import main
+from heathaze.evaluate.synthetic import City, synthesize
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-RUNS = {"open_a_release.ipynb": ("released", {"image/png", "text/plain"})}
+RUNS = {
+    "evaluate_on_public_data.ipynb": ("synthesized", {"image/png", "text/markdown"}),
+    "open_a_release.ipynb": ("released", {"image/png", "text/plain"}),
+}
 """For each notebook, the fixture that makes the environment it runs in, and the kinds of output it must show."""
 
 
@@ -24,6 +28,20 @@ def released(spark, tmp_path) -> dict[str, str]:
     night = make_night(tmp_path)
     assert main(night.arguments("release")) == 0
     return {"HEATHAZE_TABLES": str(night.tables)}
+
+
+@pytest.fixture
+def synthesized(tmp_path) -> dict[str, str]:
+    """A small synthetic city, and a policy of few cells."""
+    synthesize(City(users=500, events_per_user=10), tmp_path / "city")
+    text = (ROOT / "conf" / "demo.toml").read_text().replace("= 144", "= 48")
+    (tmp_path / "policy.toml").write_text(text)
+    return {
+        "HEATHAZE_EVENTS": str(tmp_path / "city"),
+        "HEATHAZE_POLICY": str(tmp_path / "policy.toml"),
+        "HEATHAZE_METHODS": "zero identity shrink",
+        "HEATHAZE_EPSILONS": "0.2 2",
+    }
 
 
 def cells(notebook: Path) -> list[nbformat.NotebookNode]:
