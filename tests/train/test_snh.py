@@ -1,0 +1,107 @@
+"""snh: labels by prefix sums, networks that beat the clipped grid they came from, and a release that answers any square."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from heathaze.errors import InputError
+from heathaze.learn.denoiser import discrete_laplace
+from heathaze.learn.distributed import alone
+from heathaze.learn.snh import PaperNetworks
+from heathaze.learn.snh_training import SNHSettings, augment, fit
+from heathaze.release.squares import Published, Squares, pack, plan_grid, unpack
+
+SCALE = Fraction(5)
+BOX = (40.0, -75.0, 40.03, -74.96)
+
+
+@pytest.fixture(scope="module")
+def city() -> np.ndarray:
+    """Points (lat, lon) of streets and squares, far from even."""
+    random = np.random.default_rng(3)
+    centres = random.uniform((40.003, -74.997), (40.027, -74.963), (60, 2))
+    weights = random.pareto(1.2, 60) + 0.2
+    chosen = random.choice(60, 40_000, p=weights / weights.sum())
+    points = centres[chosen] + random.normal(0, 4e-4, (40_000, 2))
+    inside = (points > [BOX[0], BOX[1]]).all(1) & (points < [BOX[2], BOX[3]]).all(1)
+    return points[inside]
+
+
+@pytest.fixture(scope="module")
+def released(city: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Published:
+    grid = plan_grid(*BOX, rho=25.0)
+    counts = np.bincount(grid.cells_of(city[:, 0], city[:, 1]), minlength=grid.cells).reshape(grid.rows, grid.cols)
+    noisy = counts + discrete_laplace(np.random.default_rng(1), float(SCALE), counts.shape)
+    settings = SNHSettings(least=20.0, epochs=8)
+    extents = [(side / grid.height_metres * grid.rows, side / grid.width_metres * grid.cols) for side in settings.sides]
+    learned = fit(alone(), noisy, SCALE, extents, settings, tmp_path_factory.mktemp("snh"))
+    return Published(grid, SCALE, noisy, "local", settings.sides, settings.smallest, settings.largest, learned.weights)
+
+
+def exact(city: np.ndarray, grid, lat: np.ndarray, lon: np.ndarray, side: float) -> np.ndarray:
+    half = side / 2 / np.array([grid.height_metres / (grid.north - grid.south), grid.width_metres / (grid.east - grid.west)])
+    return np.array([(np.abs(city - place) <= half).all(1).sum() for place in np.column_stack([lat, lon])])
+
+
+def test_labels_are_sums_of_cells_by_their_share_of_area() -> None:
+    noisy = np.arange(12).reshape(3, 4)
+    label = augment(noisy, [(1.0, 1.5)])[0]
+    assert label.shape == (4, 5)
+    # Around the corner of cells (0, 0), (0, 1), (1, 0) and (1, 1): half a cell up and down, three quarters to both sides.
+    assert label[1, 1] == pytest.approx(0.5 * 0.75 * (0 + 1 + 4 + 5))
+    assert augment(-noisy, [(1.0, 1.5)])[0][1, 1] == pytest.approx(-label[1, 1]), "labels are never cut at 0"
+
+
+def test_the_papers_network_has_the_published_size() -> None:
+    assert sum(weight.numel() for weight in PaperNetworks(1).parameters()) == 129_921
+
+
+@pytest.mark.parametrize("side", [30.0, 95.0])
+def test_networks_beat_the_clipped_grid_at_events(city: np.ndarray, released: Published, side: float) -> None:
+    squares = Squares(unpack(pack(released)))
+    places = city[np.random.default_rng(5).choice(len(city), 800)]
+    margin = [0.0006, 0.0008]
+    places = places[((places > np.array(BOX[:2]) + margin) & (places < np.array(BOX[2:]) - margin)).all(1)]
+    truth = exact(city, released.grid, places[:, 0], places[:, 1], side)
+    found = squares.counts(places[:, 0], places[:, 1], side)
+    clipped = Squares(Published(**{**vars(released), "noisy": np.maximum(released.noisy, 0)}))
+    grid = released.grid
+    half = side / 2 / np.array([grid.height_metres / (grid.north - grid.south), grid.width_metres / (grid.east - grid.west)])
+    low, high = places - half, places + half
+    plain = clipped._boxes(low[:, 0], low[:, 1], high[:, 0], high[:, 1]).count
+    ours, theirs = np.abs(found.count - truth).mean(), np.abs(plain - truth).mean()
+    assert ours < theirs, (side, ours, theirs)
+    assert np.mean((truth >= found.low) & (truth <= found.high)) > 0.75
+
+
+def test_a_release_is_small_and_says_how_it_answered(released: Published) -> None:
+    content = pack(released)
+    assert len(content) < 4_000_000
+    squares = Squares(unpack(content))
+    inside, larger = squares.count(40.015, -74.98, 60.0), squares.count(40.015, -74.98, 400.0)
+    assert inside.low <= inside.count <= inside.high
+    assert larger.by != inside.by, "a side outside the trained range is answered in another way, and said"
+
+
+def test_bad_questions_and_grids_are_refused(released: Published) -> None:
+    squares = Squares(released)
+    with pytest.raises(InputError):
+        squares.count(41.0, -74.98, 60.0)
+    with pytest.raises(InputError, match="cells"):
+        plan_grid(*BOX, rho=0.001)
+
+
+def test_an_empty_grid_is_learned_like_any_other(tmp_path: Path) -> None:
+    grid = plan_grid(*BOX, rho=100.0)
+    noisy = discrete_laplace(np.random.default_rng(2), float(SCALE), (grid.rows, grid.cols))
+    settings = SNHSettings(epochs=1)
+    extents = [(side / grid.height_metres * grid.rows, side / grid.width_metres * grid.cols) for side in settings.sides]
+    learned = fit(alone(), noisy, SCALE, extents, settings, tmp_path)
+    squares = Squares(
+        Published(grid, SCALE, noisy, "local", settings.sides, settings.smallest, settings.largest, learned.weights)
+    )
+    assert np.isfinite(squares.count(40.015, -74.98, 60.0).count)
