@@ -14,6 +14,7 @@ BENCHMARKS = {
     "growth": collect.growth,
     "error": denoise.error,
     "step": denoise.step,
+    "ablation": denoise.ablation,
     "history": denoise.history,
     "vqvae": denoise.vqvae,
     "query": query.query,

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from heathaze.evaluate.synthetic import City, batches
+from heathaze.evaluate.workloads import draw_workload, score
 from heathaze.grid import Grid
 from heathaze.learn.bayes import Context, Earlier
-from heathaze.learn.bayes_training import BayesLearner, estimate
+from heathaze.learn.bayes_training import BayesLearner, Estimate, estimate
 from heathaze.learn.denoiser import discrete_laplace, noise_variance
 from heathaze.learn.distributed import alone
 from heathaze.learn.shrink import shrink
@@ -25,6 +26,10 @@ CABS = Path(__file__).parents[3] / "shared" / "data" / "sf_cabs_trip_ends.parque
 SCALE = Fraction(5)
 """Event level, epsilon 0.2."""
 KINDS = ("mean_absolute", "relative")
+SHOWN = ("small at records: relative", "cell at records: absolute", "middle at records: relative", "small anywhere: absolute")
+SHOWN += ("whole slice: absolute",)
+GRID = Grid(37.70007, -122.53380, 37.87993, -122.30620, 576, 576)
+SMALL = BayesSettings(epochs=10, cells=400_000)
 
 
 def error() -> list[dict[str, Any]]:
@@ -85,6 +90,23 @@ def vqvae() -> list[dict[str, Any]]:
     return [*rows, {"city": name, "minutes": round(trained.curve[-1].seconds / 60, 1), **ratios}]
 
 
+def ablation() -> list[dict[str, Any]]:
+    """What the parts of bayes give on the last of the cities: prior alone, posterior, block sums settled; and less training."""
+    name, truth = _cities()[-1]
+    workload = draw_workload(truth, GRID, 7, 5_000, seed=0)
+    noisy = (truth + discrete_laplace(np.random.default_rng(0), float(SCALE), truth.shape)).astype(np.int32)
+    answers: dict[str, np.ndarray] = {"noise as it is": noisy}
+    for epochs in (5, 20):
+        found = _bayes(noisy, [], SCALE, BayesSettings(epochs=epochs), season=7)
+        parts = {"prior alone": found.prior, "posterior": found.mean, "posterior, settled": found.settled}
+        answers |= {f"{part}, {epochs} epochs": answer for part, answer in parts.items()}
+    rows = []
+    for what, answer in answers.items():
+        errors = score(answer, truth, workload)
+        rows.append({"city": name, "what": what, **{kind: f"{errors[kind]:.4g}" for kind in SHOWN}})
+    return rows
+
+
 def history() -> list[dict[str, Any]]:
     """Night 14 of a synthetic city at user level (k 20, epsilon 1), by bayes with and without the 13 nights before it."""
     nights = [_bounded_night(number) for number in range(14)]
@@ -97,7 +119,7 @@ def history() -> list[dict[str, Any]]:
     truth = nights[-1]
     rows = []
     for name, before in (("without history", []), ("with history", earlier)):
-        settled = _bayes(noisy[-1], before, scale)
+        settled = _bayes(noisy[-1], before, scale, SMALL).settled
         rows.append({"what": name, **_box_errors(settled, truth)})
     moved = truth.copy()
     moved[:, 60:64, 60:64] += 40  # an event where there was none on any night before
@@ -105,22 +127,21 @@ def history() -> list[dict[str, Any]]:
     moved[:, closed, :] = 0  # a street that is closed tonight
     tonight = moved + discrete_laplace(np.random.default_rng(99), float(scale), moved.shape)
     for name, before in (("changed city, without history", []), ("changed city, with history", earlier)):
-        settled = _bayes(tonight.astype(np.int32), before, scale)
+        settled = _bayes(tonight.astype(np.int32), before, scale, SMALL).settled
         event = settled[:, 60:64, 60:64].sum() / moved[:, 60:64, 60:64].sum()
         street = settled[:, closed].sum() / truth[:, closed].sum()
         rows.append({"what": name, "event_kept": round(float(event), 3), "closed_street_left": round(float(street), 3)})
     return rows
 
 
-def _bayes(noisy: np.ndarray, earlier: list[Earlier], scale: Fraction) -> np.ndarray:
-    context = Context(noisy, noise_variance(scale), earlier)
-    settings = BayesSettings(epochs=10, cells=400_000)
+def _bayes(noisy: np.ndarray, earlier: list[Earlier], scale: Fraction, settings: BayesSettings, season: int = 0) -> Estimate:
+    context = Context(noisy, noise_variance(scale), earlier, season)
     learner = BayesLearner(context, noisy, scale, settings, alone(), seed=0)
     with tempfile.TemporaryDirectory() as work:
-        steps = -(-settings.cells // settings.batch)
-        trained = train(alone(), learner, TrainSettings(settings.epochs, steps, 3e-3, 0, settings.patience), Path(work))
+        schedule = TrainSettings(settings.epochs, -(-settings.cells // settings.batch), 3e-3, 0, settings.patience)
+        trained = train(alone(), learner, schedule, Path(work))
     learner.model.load_state_dict(trained.weights)
-    return estimate(learner.model, context, noisy, scale).settled
+    return estimate(learner.model, context, noisy, scale)
 
 
 def _box_errors(answer: np.ndarray, truth: np.ndarray) -> dict[str, float]:
