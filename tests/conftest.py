@@ -28,12 +28,12 @@ north = 40.1
 east = -73.9
 rows = {rows}
 cols = {cols}
+[denoise]
+method = "shrink"
 [privacy]
 epsilon = {epsilon}
 max_events_per_user = {k}
 declared_event_count = 1000
-[denoise]
-method = "shrink"
 [budget]
 cap = {cap}
 window = "quarter"
