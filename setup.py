@@ -17,7 +17,7 @@ setup(
     license="Apache-2.0",
     package_dir={"": "lib"},
     packages=find_packages("lib"),
-    package_data={"heathaze": ["py.typed"]},
+    package_data={"heathaze": ["py.typed", "evaluate/*.csv"]},
     python_requires=">=3.11",
     install_requires=[
         "cryptography",
@@ -33,6 +33,7 @@ setup(
         "spark": ["pyspark>=4.0,<4.1", "delta-spark>=4.0,<4.1"],
         "train": ["torch>=2.4"],
         "horovod": ["horovod==0.28.1"],
+        "paramselect": ["scikit-learn"],
         "test": ["databricks-bundles", "hypothesis", "nbclient", "pytest", "pytest-timeout", "pyyaml"],
     },
     entry_points={"console_scripts": ["heathaze=heathaze.cli:command"]},

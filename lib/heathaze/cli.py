@@ -40,6 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     from heathaze.collect.night import add_arguments
     from heathaze.evaluate_cli import add_evaluate_command
     from heathaze.night import add_public_arguments
+    from heathaze.paramselect_cli import add_paramselect_commands
     from heathaze.query_cli import add_query_commands
     from heathaze.suggest_cli import add_suggest_command
 
@@ -90,6 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_query_commands(commands, _add_tables, _add_json, _open_tables)
     add_evaluate_command(commands)
     add_suggest_command(commands, _add_json)
+    add_paramselect_commands(commands, _add_json)
 
     denoise = commands.add_parser("denoise", help="make a noisy night better, from noisy nights alone")
     add_public_arguments(denoise)

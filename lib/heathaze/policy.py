@@ -34,8 +34,12 @@ MAX_SCALE = 20_000
 MAX_EVENTS = 10**15
 """Largest number of events that a policy may speak of."""
 
-METHODS = ("vdr",)
-DENOISERS = ("none", "shrink", "vqvae", "bayes")
+MAX_SNH_CELLS = 2**23
+"""Cells of the grid of snh: learning takes up to 600 bytes for each, so about 5 GB."""
+
+METHODS = ("vdr", "snh")
+DENOISERS = ("none", "shrink", "vqvae", "bayes", "snh")
+ARCHITECTURES = ("local", "paper")
 LAUNCHERS = ("auto", "horovod", "torch", "horovod-spark", "torch-spark")
 WINDOWS = ("month", "quarter", "year", "ever")
 
@@ -119,8 +123,11 @@ class GridSettings:
     """Cells from west to east."""
     cell_metres: Decimal | None = None
     """Side of a cell in metres, from which rows and cols follow."""
+    rho: str = ""
+    """"auto" in place of cell_metres: the side follows from epsilon, k and the declared number of events, by ParamSelect."""
 
     def __post_init__(self) -> None:
+        _must(self.rho in ("", "auto"), "grid.rho", "a number of metres or 'auto'", repr(self.rho))
         _must(-90 <= self.south < self.north <= 90, "grid.south < grid.north", "within -90..90", (self.south, self.north))
         _must(-180 <= self.west < self.east <= 180, "grid.west < grid.east", "within -180..180", (self.west, self.east))
         given = (self.rows is not None, self.cols is not None, self.cell_metres is not None)
@@ -275,7 +282,7 @@ class Release:
     """Which method measures and rebuilds."""
 
     method: str = "vdr"
-    """vdr: a 3-D tensor of counts."""
+    """vdr: a 3-D tensor of counts. snh: networks that answer squares, from one 2-D grid."""
 
     def __post_init__(self) -> None:
         _must(self.method in METHODS, "release.method", f"one of {', '.join(METHODS)}", repr(self.method))
@@ -338,11 +345,49 @@ class BayesSettings:
 
 
 @dataclass(frozen=True)
+class SNHSettings:
+    """Sizes and training of the networks of snh."""
+
+    architecture: str = "local"
+    """local: networks that see what is around a place; paper: networks that see coordinates, as published."""
+    sizes: int = 8
+    """Networks, each for one size of square."""
+    smallest: Decimal = Decimal(25)
+    """Side of the smallest square that the networks are for, metres."""
+    largest: Decimal = Decimal(100)
+    """Side of the largest."""
+    at_events: Decimal = Decimal("0.75")
+    """Share of the squares learned from that lie where events are; the others lie anywhere."""
+    epochs: int = 20
+    """At most, for each step of the learning."""
+    patience: int = 4
+    """Epochs without a better score after which a step stops."""
+    batch: int = 2_048
+    """Cells or squares of each size in one step, over all ranks."""
+
+    def __post_init__(self) -> None:
+        rule = f"one of {', '.join(ARCHITECTURES)}"
+        _must(self.architecture in ARCHITECTURES, "denoise.snh.architecture", rule, repr(self.architecture))
+        _must(2 <= self.sizes <= 64, "denoise.snh.sizes", "between 2 and 64", self.sizes)
+        for name in ("epochs", "patience", "batch"):
+            _must(1 <= getattr(self, name) <= 10_000_000, f"denoise.snh.{name}", "between 1 and 10000000", getattr(self, name))
+        _must(0 < self.smallest < self.largest <= 100_000, "denoise.snh.smallest", "above 0 and below largest", self.smallest)
+        _must(0 <= self.at_events <= 1, "denoise.snh.at_events", "between 0 and 1", self.at_events)
+
+    @property
+    def sides(self) -> tuple[float, ...]:
+        """The side of each network's squares, metres: the middles of equal steps from smallest to largest."""
+        step = float(self.largest - self.smallest) / self.sizes
+        return tuple(float(self.smallest) + step * (i + 0.5) for i in range(self.sizes))
+
+
+@dataclass(frozen=True)
 class Denoise:
     """How the noisy tensor is made better, from noisy tensors alone."""
 
     method: str = "bayes"
-    """bayes (a posterior, its prior trained), shrink (classical, no training), vqvae (the paper's network) or none."""
+    """bayes (a posterior, its prior trained), shrink (classical, no training), vqvae (the paper's network) or none; snh
+    where the release is made by snh."""
     history: int = 28
     """Earlier nights that are used, at most; 0: tonight alone."""
     retrain_every: int = 7
@@ -359,6 +404,8 @@ class Denoise:
     """Settings of the method vqvae."""
     bayes: BayesSettings = field(default_factory=BayesSettings)
     """Settings of the method bayes."""
+    snh: SNHSettings = field(default_factory=SNHSettings)
+    """Settings of the method snh."""
 
     def __post_init__(self) -> None:
         _must(self.method in DENOISERS, "denoise.method", f"one of {', '.join(DENOISERS)}", repr(self.method))
@@ -421,6 +468,13 @@ class Policy:
             f"at most budget.cap ({self.budget.cap}), or nothing can ever be released",
             self.privacy.epsilon,
         )
+        is_snh = self.release.method == "snh"
+        _must((self.denoise.method == "snh") == is_snh, "denoise.method", "snh where release.method is, and only there", "not")
+        if is_snh:
+            grid = self.grid.build()
+            _must(self.period.slices == 1, "period.slices", "1 for the method snh, which releases one grid", self.period.slices)
+            found = f"{grid.rows} x {grid.cols} = {grid.cells:,}"
+            _must(grid.cells <= MAX_SNH_CELLS, "grid", f"at most {MAX_SNH_CELLS:,} cells for the method snh", found)
 
     def period_of(self, text: str) -> Period:
         """The period that begins on the day `text` (YYYY-MM-DD), or, for before:YYYY-MM-DD, that ends as this day begins.
@@ -492,7 +546,40 @@ def parse_policy(text: str) -> Policy:
         values = tomllib.loads(text, parse_float=Decimal)
     except tomllib.TOMLDecodeError as error:
         raise PolicyError(f"this is not valid TOML: {error}.") from None
+    _fill_in_snh(values)
     return typing.cast(Policy, _build(Policy, values, ""))
+
+
+def _fill_in_snh(values: dict[str, typing.Any]) -> None:
+    """What the method snh implies, and the side of its cells where it is to be chosen."""
+    release, grid, privacy = (_table(values.get(name)) for name in ("release", "grid", "privacy"))
+    if release.get("method") == "snh":
+        for name, key, implied in (("denoise", "method", "snh"), ("period", "slices", 1)):
+            _table(values.setdefault(name, {})).setdefault(key, implied)
+    rho = grid.get("rho")
+    if isinstance(rho, (int, Decimal)) and not isinstance(rho, bool):
+        grid["cell_metres"] = grid.pop("rho")
+    elif rho == "auto":
+        grid["cell_metres"] = _chosen_side(privacy)
+
+
+def _table(value: object) -> dict[str, typing.Any]:
+    """A table of the policy; what is none is refused later, with its name."""
+    return value if isinstance(value, dict) else {}
+
+
+def _chosen_side(privacy: dict[str, typing.Any]) -> Decimal:
+    from heathaze.rho import select_rho
+
+    needed = ("declared_event_count", "max_events_per_user", "epsilon")
+    given = [privacy.get(key) for key in needed]
+    if not all(isinstance(value, (int, Decimal)) and 0 < value <= MAX_EVENTS for value in given):
+        raise PolicyError(
+            f'grid.rho = "auto" needs {", ".join(needed)} in [privacy], all above 0: the side of a cell is chosen from public '
+            "numbers alone. Give them, or give rho in metres."
+        )
+    count, k, epsilon = (float(typing.cast(Decimal, value)) for value in given)
+    return Decimal(str(round(select_rho(max(1, count), epsilon, max(1, round(k))), 1)))
 
 
 def _build(kind: type, values: dict[str, object], prefix: str) -> object:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised whenever a column changes its name, type or meaning."""
 
 
@@ -91,11 +91,13 @@ it held, and what was seen, which is noisy data or shape only. `docs`: the Data 
 RELEASES = TableSchema(
     "releases",
     "release string, entry string, dataset string, period string, published_at string, slice int, starts_at timestamp, rows int, "
-    "cols int, values binary, noisy binary, deviation binary, checksum string, manifest string, report string",
+    "cols int, values binary, noisy binary, deviation binary, checksum string, squares binary, manifest string, "
+    "report string",
     partition="release",
     indexed=False,
 )
 """One row per time slice, and all rows of a release in one commit: readers see all of it or none. `values` float32 is the answer,
-`noisy` int32 the measurement behind it. Slice 0 carries the manifest (JSON) and the report (HTML)."""
+`noisy` int32 the measurement behind it. Slice 0 carries the manifest (JSON), the report (HTML), and, of the
+method snh, `squares`: the networks with the grid that they came from."""
 
 PUBLIC = {table.name: table for table in (LEDGER, NOISY, MODELS, DENOISED, REFINED, VERDICTS, RELEASES)}

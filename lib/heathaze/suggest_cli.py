@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
 from heathaze import console
 from heathaze.errors import InputError
 from heathaze.grid import Grid
-from heathaze.policy import GridSettings, Policy, load_policy
+from heathaze.policy import METHODS, GridSettings, Policy, load_policy
+from heathaze.rho import select_rho
 
 if TYPE_CHECKING:
     from heathaze.evaluate.suggest import Feed, Suggestion
@@ -33,6 +34,7 @@ def add_suggest_command(commands: argparse._SubParsersAction[Any], add_json: Cal
     parser.add_argument(
         "--events-per-user", type=float, required=True, metavar="N", help="mean of a period, users without events included"
     )
+    parser.add_argument("--method", choices=METHODS, default="vdr", help="vdr: a map in slices; snh: squares, by networks (vdr)")
     parser.add_argument("--epsilon", type=_decimal, metavar="X", help="of one release (default: the policy's)")
     parser.add_argument("--area", type=float, metavar="KM2", help="size of the area; or give its four edges, or a policy")
     for edge in EDGES:
@@ -72,11 +74,28 @@ def _suggest(arguments: argparse.Namespace) -> None:
         raise InputError("suggest needs --epsilon, the epsilon of one release, or --policy to take it from; neither was given.")
     area = arguments.area if edges is None else _area(edges)
     feed = Feed(arguments.users, arguments.events_per_user, epsilon, area, days, arguments.tail, arguments.shape)
-    made = suggest(feed, *_given(arguments, days))
+    k, cell, slices = _given(arguments, days)
+    if arguments.method == "snh":
+        if slices not in (None, 1):
+            raise InputError(f"snh releases one grid for the whole period, so --slices must be 1, but it is {slices}.")
+        made = _squares(feed, k, cell)
+    else:
+        made = suggest(feed, k, cell, slices)
     snippet = _snippet(feed, made, edges)
     now = _policy_now(feed, policy) if policy else None
     report = {"feed": asdict(feed), **_report(made), "policy_now": _report(now) if now else None, "toml": snippet}
     console.show(report, arguments.json, "" if arguments.json else _text(feed, made, now, snippet))
+
+
+def _squares(feed: Feed, k: int | None, cell: float | None) -> Suggestion:
+    """k as for a map of one slice, cells by ParamSelect; learned cells are expected to err as those of bayes do."""
+    from heathaze.evaluate.suggest import Setting, assess, suggest
+
+    made = suggest(feed, k, cell, 1)
+    k = made.setting.k
+    cell = cell or min(feed.side / 8, round(select_rho(max(1.0, made.kept * feed.events), float(feed.epsilon), k), 1))
+    found = assess(feed, Setting(k, cell, 1, "bayes"))
+    return replace(found, setting=replace(found.setting, denoiser="snh"))
 
 
 def _edges(arguments: argparse.Namespace, policy: Policy | None) -> Edges | None:
@@ -144,22 +163,22 @@ def _snippet(feed: Feed, made: Suggestion, edges: Edges | None) -> str:
     setting = made.setting
     names = zip(EDGES, edges, strict=True) if edges else ()
     box = [f"{name} = {value:f}" for name, value in names] or ["# south, west, north and east: the edges of your area, degrees"]
+    is_snh = setting.denoiser == "snh"
     lines = [
+        *(["[release]", 'method = "snh"', ""] if is_snh else []),
         "[period]",
         f"days = {feed.days}",
         f"slices = {setting.slices}",
         "",
         "[grid]",
         *box,
-        f"cell_metres = {setting.cell_metres:g}",
+        f"{'rho' if is_snh else 'cell_metres'} = {setting.cell_metres:g}",
         "",
         "[privacy]",
         f"epsilon = {feed.epsilon:f}",
         f"max_events_per_user = {setting.k}",
         f"declared_event_count = {_round(feed.events):_}  # users x events per user",
-        "",
-        "[denoise]",
-        f'method = "{setting.denoiser}"',
+        *([] if is_snh else ["", "[denoise]", f'method = "{setting.denoiser}"']),
     ]
     return "\n".join(lines)
 

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from tests.bench import collect, denoise, query
+from tests.bench import collect, denoise, query, snh
 
 BENCHMARKS = {
     "sampler": collect.sampler,
@@ -18,6 +18,9 @@ BENCHMARKS = {
     "history": denoise.history,
     "vqvae": denoise.vqvae,
     "query": query.query,
+    "snh": snh.squares,
+    "snh_speed": snh.speed,
+    "snh_gaussians": snh.gaussians,
 }
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from datetime import date
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
@@ -21,7 +23,7 @@ from heathaze.collect import entropy
 from heathaze.collect import events as incoming
 from heathaze.collect.count import count
 from heathaze.collect.private import PrivateTables
-from heathaze.evaluate.synthetic import City, synthesize
+from heathaze.evaluate.synthetic import City, batches
 from heathaze.policy import load_policy
 from heathaze.session import start_spark
 
@@ -81,7 +83,6 @@ def growth() -> list[dict[str, Any]]:
                 "rows": f"{millions} M",
                 "seconds": round(seconds, 1),
                 "seconds_per_million": round(seconds / millions, 2),
-                "python_peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
                 "jvm_live_mb": _live_memory(spark),
             }
         )
@@ -90,15 +91,33 @@ def growth() -> list[dict[str, Any]]:
 
 
 def _city(spark: SparkSession, millions: int) -> DataFrame:
-    """Usable events of a city with 500,000 users, written once."""
-    folder = WORK / f"city-{millions}"
+    """Usable events of a city with 500,000 users, written once, as a log is: each file holds everybody's next few minutes."""
+    folder = WORK / f"log-{millions}"
     if not (folder / "_DONE").exists():
         shutil.rmtree(folder, ignore_errors=True)
-        synthesize(City(users=USERS, events_per_user=millions * 1e6 / USERS, first_day=DAY), folder)
+        _write_log(City(users=USERS, events_per_user=millions * 1e6 / USERS, first_day=DAY), folder, files=2 * millions)
         (folder / "_DONE").touch()
     period = POLICY.period_of(DAY.isoformat())
     source = incoming.find_source(spark, str(folder), POLICY, period)
     return incoming.usable(incoming.read_source(spark, source, POLICY, period), POLICY.grid.build(), period)
+
+
+def _write_log(city: City, folder: Path, files: int) -> None:
+    """The events of a city in files of about equal size, one after the other in time."""
+    folder.mkdir(parents=True)
+    first, *others = batches(city)
+    edges = np.quantile(_micros(first), np.arange(1, files) / files)
+    held: list[list[pa.Table]] = [[] for _ in range(files)]
+    for table in (first, *others):  # each is in order of time
+        cuts = [0, *np.searchsorted(_micros(table), edges).tolist(), table.num_rows]
+        for mine, (start, stop) in zip(held, pairwise(cuts), strict=True):
+            mine.append(table.slice(start, stop - start))
+    for number, tables in enumerate(held):
+        pq.write_table(pa.concat_tables(tables).sort_by("event_time"), folder / f"part-{number:05d}.parquet")
+
+
+def _micros(table: pa.Table) -> np.ndarray:
+    return table["event_time"].cast("int64").to_numpy()
 
 
 def _plain(events: DataFrame, tables: PrivateTables, settings: bounding.BoundSettings) -> DataFrame:

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from heathaze.errors import InputError
+from heathaze.grid import Grid
 from heathaze.learn.denoiser import discrete_laplace
 from heathaze.learn.distributed import alone
 from heathaze.learn.snh import PaperNetworks
-from heathaze.learn.snh_training import SNHSettings, augment, fit
-from heathaze.release.squares import Published, Squares, pack, plan_grid, unpack
+from heathaze.learn.snh_places import Places, prefix
+from heathaze.learn.snh_training import Task, augment, fit
+from heathaze.policy import SNHSettings
+from heathaze.release.squares import SquareRelease, Squares, pack, plan_grid, unpack
 
 SCALE = Fraction(5)
 BOX = (40.0, -75.0, 40.03, -74.96)
@@ -32,14 +35,19 @@ def city() -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def released(city: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Published:
+def released(city: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> SquareRelease:
     grid = plan_grid(*BOX, rho=25.0)
     counts = np.bincount(grid.cells_of(city[:, 0], city[:, 1]), minlength=grid.cells).reshape(grid.rows, grid.cols)
     noisy = counts + discrete_laplace(np.random.default_rng(1), float(SCALE), counts.shape)
-    settings = SNHSettings(least=20.0, epochs=8)
-    extents = [(side / grid.height_metres * grid.rows, side / grid.width_metres * grid.cols) for side in settings.sides]
-    learned = fit(alone(), noisy, SCALE, extents, settings, tmp_path_factory.mktemp("snh"))
-    return Published(grid, SCALE, noisy, "local", settings.sides, settings.smallest, settings.largest, learned.weights)
+    return learn(grid, noisy, SNHSettings(epochs=8), tmp_path_factory.mktemp("snh"))
+
+
+def learn(grid: Grid, noisy: np.ndarray, settings: SNHSettings, work: Path) -> SquareRelease:
+    cell = (grid.height_metres / grid.rows, grid.width_metres / grid.cols)
+    trained = fit(alone(), Task(noisy, SCALE, cell, settings), work)
+    weights = {name: value.numpy() for name, value in trained.weights.items()}
+    sizes = (settings.sides, float(settings.smallest), float(settings.largest))
+    return SquareRelease(grid, SCALE, noisy, settings.architecture, *sizes, weights)
 
 
 def exact(city: np.ndarray, grid, lat: np.ndarray, lon: np.ndarray, side: float) -> np.ndarray:
@@ -61,24 +69,23 @@ def test_the_papers_network_has_the_published_size() -> None:
 
 
 @pytest.mark.parametrize("side", [30.0, 95.0])
-def test_networks_beat_the_clipped_grid_at_events(city: np.ndarray, released: Published, side: float) -> None:
+def test_networks_beat_the_clipped_grid_at_events(city: np.ndarray, released: SquareRelease, side: float) -> None:
     squares = Squares(unpack(pack(released)))
     places = city[np.random.default_rng(5).choice(len(city), 800)]
     margin = [0.0006, 0.0008]
     places = places[((places > np.array(BOX[:2]) + margin) & (places < np.array(BOX[2:]) - margin)).all(1)]
     truth = exact(city, released.grid, places[:, 0], places[:, 1], side)
     found = squares.counts(places[:, 0], places[:, 1], side)
-    clipped = Squares(Published(**{**vars(released), "noisy": np.maximum(released.noisy, 0)}))
     grid = released.grid
-    half = side / 2 / np.array([grid.height_metres / (grid.north - grid.south), grid.width_metres / (grid.east - grid.west)])
-    low, high = places - half, places + half
-    plain = clipped._boxes(low[:, 0], low[:, 1], high[:, 0], high[:, 1]).count
+    clipped = prefix(np.maximum(released.noisy, 0))
+    centres = Places((places[:, 0] - grid.south) * grid.rows_per_degree, (places[:, 1] - grid.west) * grid.cols_per_degree)
+    plain = centres.sums(clipped, side / grid.height_metres * grid.rows, side / grid.width_metres * grid.cols)
     ours, theirs = np.abs(found.count - truth).mean(), np.abs(plain - truth).mean()
     assert ours < theirs, (side, ours, theirs)
     assert np.mean((truth >= found.low) & (truth <= found.high)) > 0.75
 
 
-def test_a_release_is_small_and_says_how_it_answered(released: Published) -> None:
+def test_a_release_is_small_and_says_how_it_answered(released: SquareRelease) -> None:
     content = pack(released)
     assert len(content) < 4_000_000
     squares = Squares(unpack(content))
@@ -87,7 +94,7 @@ def test_a_release_is_small_and_says_how_it_answered(released: Published) -> Non
     assert larger.by != inside.by, "a side outside the trained range is answered in another way, and said"
 
 
-def test_bad_questions_and_grids_are_refused(released: Published) -> None:
+def test_bad_questions_and_grids_are_refused(released: SquareRelease) -> None:
     squares = Squares(released)
     with pytest.raises(InputError):
         squares.count(41.0, -74.98, 60.0)
@@ -98,10 +105,33 @@ def test_bad_questions_and_grids_are_refused(released: Published) -> None:
 def test_an_empty_grid_is_learned_like_any_other(tmp_path: Path) -> None:
     grid = plan_grid(*BOX, rho=100.0)
     noisy = discrete_laplace(np.random.default_rng(2), float(SCALE), (grid.rows, grid.cols))
-    settings = SNHSettings(epochs=1)
-    extents = [(side / grid.height_metres * grid.rows, side / grid.width_metres * grid.cols) for side in settings.sides]
-    learned = fit(alone(), noisy, SCALE, extents, settings, tmp_path)
-    squares = Squares(
-        Published(grid, SCALE, noisy, "local", settings.sides, settings.smallest, settings.largest, learned.weights)
-    )
+    squares = Squares(learn(grid, noisy, SNHSettings(epochs=1), tmp_path))
     assert np.isfinite(squares.count(40.015, -74.98, 60.0).count)
+
+
+def test_the_papers_networks_learn_and_answer(tmp_path: Path) -> None:
+    grid = plan_grid(*BOX, rho=100.0)
+    noisy = discrete_laplace(np.random.default_rng(2), float(SCALE), (grid.rows, grid.cols))
+    noisy[10:14, 10:14] += 400
+    released = learn(grid, noisy, SNHSettings(architecture="paper", epochs=6, batch=512), tmp_path)
+    squares = Squares(unpack(pack(released)))
+    south, west = BOX[:2]
+    hot = squares.count(south + 12 / grid.rows_per_degree, west + 12 / grid.cols_per_degree, 95.0)
+    cold = squares.count(south + 25 / grid.rows_per_degree, west + 30 / grid.cols_per_degree, 95.0)
+    assert hot.count > cold.count + 50
+
+
+def test_a_killed_learning_goes_on_to_the_same_networks(city: np.ndarray, tmp_path: Path) -> None:
+    grid = plan_grid(*BOX, rho=50.0)
+    counts = np.bincount(grid.cells_of(city[:, 0], city[:, 1]), minlength=grid.cells).reshape(grid.rows, grid.cols)
+    noisy = counts + discrete_laplace(np.random.default_rng(1), float(SCALE), counts.shape)
+    settings = SNHSettings(epochs=3, patience=3)
+    (tmp_path / "whole").mkdir()
+    whole = learn(grid, noisy, settings, tmp_path / "whole")
+    halfway = tmp_path / "halfway"
+    halfway.mkdir()
+    # Cells learned to the end, squares not begun: what a kill between the steps leaves.
+    (halfway / "cells.pt").write_bytes((tmp_path / "whole" / "cells.pt").read_bytes())
+    again = learn(grid, noisy, settings, halfway)
+    for name, value in whole.weights.items():
+        np.testing.assert_allclose(again.weights[name], value, rtol=1e-5, atol=1e-6, err_msg=name)

@@ -20,10 +20,17 @@ COLUMNS = ["user_id", "event_time", "lat", "lon"]
 HEAVIEST = 100_000
 """Users that get a threshold: a bound on what is broadcast, whatever the data."""
 
-PARTITIONS_PER_CORE = 32
+PARTITIONS_PER_CORE, SORTS_PER_TASK = 32, 8
+"""Small sorts stay in the processor's cache; a task does several of them, one after the other, and writes one file."""
 
 COUNTED_SHARE = 4
 """One file in this many is counted to find heavy users."""
+
+HALF = "is_first_half"
+"""Column that tells the two halves of what is counted apart."""
+
+OTHER_FILES = 3.6
+"""Events of a user thought to be in files that were not counted, for each in the smaller half; were all files alike, 6."""
 
 
 @dataclass(frozen=True)
@@ -58,26 +65,32 @@ def bound(events: DataFrame, settings: BoundSettings) -> DataFrame:
         hashed = hashed.repartition(settings.partitions, "user_hash")
     ranked = hashed.withColumn("rank", F.row_number().over(first_k))
     # Written as a sum, which Spark does not push into a second sort before the shuffle: heavy users are thinned out by then.
-    return ranked.where(F.col("rank") - settings.max_events_per_user <= 0).select(*COLUMNS)
+    kept = ranked.where(F.col("rank") - settings.max_events_per_user <= 0).select(*COLUMNS)
+    return kept if settings.partitions is None else kept.coalesce(-(-settings.partitions // SORTS_PER_TASK))
 
 
 def thresholds(counted: DataFrame, settings: BoundSettings) -> DataFrame:
-    """user_hash, threshold: for heavy users, a hash above which an event is not among the k smallest.
+    """user_hash, threshold: for heavy users, a hash above which an event is hardly among the k smallest.
 
-    `counted` holds some of the events, so its count c of a user is a lower bound. Of c or more uniform hashes, those below
-    (k + 8 sqrt(k)) / c of the range are more than k but for a chance of about 1e-8; `starved_users` finds who had that
-    chance. Only users with c above twice the ample number are worth a threshold.
+    `counted` holds some of the events, so its count c of a user is a lower bound of that user's events e. Where it comes in
+    two halves that hold about as much of the user, the rest of the events will hold as much again: e is taken as c plus
+    `OTHER_FILES` of the smaller half. Of e uniform hashes, those below (k + 8 sqrt(k)) / e of the range are more than k but for a
+    chance of about 1e-8; `is_anyone_starved` finds out who had that chance, or had fewer events than was thought. Only users
+    with e well above the ample number are worth a threshold.
 
     Sensitivity: a user's threshold depends on that user's events only, and changes nothing of what `bound` returns.
     """
+    events = F.count(F.lit(1))
+    if HALF in counted.columns:
+        events += OTHER_FILES * F.least(F.count_if(F.col(HALF)), F.count_if(~F.col(HALF)))
     heavy = (
         counted.groupBy(F.xxhash64("user_id").alias("user_hash"))
-        .agg(F.count(F.lit(1)).alias("c"))
-        .where(F.col("c") > 2 * settings.ample)
-        .orderBy(F.desc("c"), "user_hash")
+        .agg(events.alias("e"))
+        .where(F.col("e") > 1.5 * settings.ample)
+        .orderBy(F.desc("e"), "user_hash")
         .limit(HEAVIEST)
     )
-    threshold = F.lit(-(2.0**63)) + F.lit(2.0**64) * settings.ample / F.col("c")
+    threshold = F.lit(-(2.0**63)) + F.lit(2.0**64) * settings.ample / F.col("e")
     return heavy.select("user_hash", threshold.cast("bigint").alias("threshold"))
 
 
@@ -92,11 +105,13 @@ def drop_hopeless(events: DataFrame, heavy: DataFrame, settings: BoundSettings) 
 
 
 def counted_part(events: DataFrame) -> DataFrame:
-    """A fixed quarter of the files where there are enough of them, and all of the events elsewhere."""
-    files = events.inputFiles()
-    if len(files) < 2 * COUNTED_SHARE:
+    """A quarter of the files, evenly spread by name, in two halves; all of the events where there are few files."""
+    names = sorted({path.rpartition("/")[2] for path in events.inputFiles()})
+    if len(names) < 2 * COUNTED_SHARE:
         return events
-    return events.where(F.pmod(F.xxhash64("_metadata.file_name"), F.lit(COUNTED_SHARE)) == 0)
+    step = 2 * COUNTED_SHARE
+    name, halves = F.col("_metadata.file_name"), (names[::step], names[COUNTED_SHARE::step])
+    return events.withColumn(HALF, name.isin(halves[0])).where(name.isin(halves[0] + halves[1]))
 
 
 def check_bound(sample: DataFrame, k: int) -> None:

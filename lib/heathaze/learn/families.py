@@ -17,6 +17,8 @@ from heathaze.learn.bayes import Context, ContextNet, Earlier
 from heathaze.learn.bayes_training import BayesLearner, blind_error, check_cells, estimate
 from heathaze.learn.denoiser import Denoised
 from heathaze.learn.handoff import Night, read_night, read_slices, shared_out
+from heathaze.learn.snh_places import look
+from heathaze.learn.snh_training import Task, fit
 from heathaze.learn.training import Trained, TrainSettings, train
 from heathaze.learn.vqvae import VQVAE
 from heathaze.learn.vqvae_training import RESOLUTIONS, VQVAELearner, blind_spot_error, check_crops, denoise_slice
@@ -43,6 +45,8 @@ class Nights:
     """Length of a period."""
     season: int
     """Slices after which days or weeks repeat within a period; 0: not."""
+    cell: tuple[float, float]
+    """Height and width of a cell, metres."""
 
     @property
     def scale(self) -> Fraction:
@@ -135,7 +139,26 @@ def _context(network: ContextNet, nights: Nights, tensor: np.ndarray) -> Context
     return Context(tensor, denoiser.noise_variance(nights.scale), earlier, nights.season, network.sources)
 
 
+def train_snh(seam: Seam, nights: Nights, settings: Denoise, work: str) -> Trained:
+    return fit(seam, Task(nights.tonight()[0], nights.scale, nights.cell, settings.snh, settings.seed), Path(work))
+
+
+def _denoise_snh(weights: Weights, nights: Nights, tensor: np.ndarray, settings: Denoise) -> Denoised:
+    """What the cell network makes of each cell; the paper's networks speak of squares only, and leave the grid as it is."""
+    if settings.snh.architecture == "paper":
+        return denoiser.none(tensor, [], nights.scale)
+    cells = look(tensor[0], nights.scale, {name: value.numpy() for name, value in weights.items()})[0]
+    spread = np.sqrt(np.maximum(cells.square - cells.mean**2, 0))
+    return Denoised(cells.mean[None], spread[None])
+
+
+def _snh_error(weights: Weights, nights: Nights, tensor: np.ndarray, settings: Denoise) -> None:
+    """The networks are of one grid: every night trains its own."""
+    return None
+
+
 FAMILIES = {
     "vqvae": Family(train_vqvae, _denoise_vqvae, _vqvae_error),
     "bayes": Family(train_bayes, _denoise_bayes, _bayes_error),
+    "snh": Family(train_snh, _denoise_snh, _snh_error),
 }

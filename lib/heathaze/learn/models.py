@@ -15,7 +15,7 @@ import torch
 
 from heathaze import __version__
 from heathaze.learn.handoff import Night
-from heathaze.learn.training import Epoch, Trained
+from heathaze.learn.training import Trained
 from heathaze.policy import Policy
 from heathaze.tables import Tables
 
@@ -71,7 +71,7 @@ def register(
         "score": trained.curve[trained.best_epoch - 1].score,
         "lineage": json.dumps(lineage),
         "curve": json.dumps([asdict(epoch) for epoch in trained.curve]),
-        "picture": draw_curve(trained.curve, trained.best_epoch),
+        "picture": draw_curve(trained),
         "weights": weights.getvalue(),
     }
     tables.append_rows_once("models", [row], f"model:{name}", spark)
@@ -101,23 +101,23 @@ def load(tables: Tables, name: str, spark: SparkSession | None) -> Model:
     )
 
 
-def draw_curve(curve: list[Epoch], best_epoch: int) -> bytes:
-    """The learning curve as a PNG: loss and estimated error against minutes."""
+def draw_curve(trained: Trained) -> bytes:
+    """The learning curve as a PNG, a row for each step of the learning: loss and score on noisy data against minutes."""
     from matplotlib.figure import Figure
 
-    minutes = [epoch.seconds / 60 for epoch in curve]
-    figure = Figure(figsize=(7, 3), layout="constrained")
-    for axes, values, label in zip(
-        figure.subplots(1, 2),
-        ([epoch.loss for epoch in curve], [epoch.score for epoch in curve]),
-        ("training loss", "estimated error, in noise variances (blind spots)"),
-        strict=True,
-    ):
-        axes.plot(minutes, values, color="#b5442e")
-        axes.axvline(minutes[best_epoch - 1], color="#888888", linestyle=":", label=f"best: epoch {best_epoch}")
-        axes.set_xlabel("minutes")
-        axes.set_title(label, fontsize=9)
-        axes.legend(fontsize=8)
+    curves = {**trained.before, "squares" if trained.before else "": trained.curve}
+    figure = Figure(figsize=(7, 3 * len(curves)), layout="constrained")
+    for row, (step, curve) in zip(figure.subplots(len(curves), 2, squeeze=False), curves.items(), strict=True):
+        minutes = [epoch.seconds / 60 for epoch in curve]
+        scores = [epoch.score for epoch in curve]
+        best = trained.best_epoch if curve is trained.curve else 1 + min(range(len(scores)), key=scores.__getitem__)
+        titles = ("training loss", "score on noisy data (lower is better)" if step else "estimated error, in noise variances")
+        for axes, values, label in zip(row, ([epoch.loss for epoch in curve], scores), titles, strict=True):
+            axes.plot(minutes, values, color="#b5442e")
+            axes.axvline(minutes[best - 1], color="#888888", linestyle=":", label=f"best: epoch {best}")
+            axes.set_xlabel("minutes")
+            axes.set_title(f"{step}: {label}" if step else label, fontsize=9)
+            axes.legend(fontsize=8)
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=110, metadata={"Software": "heathaze"})
     return out.getvalue()

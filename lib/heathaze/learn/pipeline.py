@@ -86,7 +86,10 @@ def _nights(night: Denoising) -> Nights:
     if not named or named[-1].period != night.period:
         raise InputError(f"{policy.dataset.name}/{night.period} has no noisy tensor yet: run collect first.")
     storage = night.tables.storage("noisy", night.spark)
-    return Nights(storage, tuple(named[-1 - policy.denoise.history :]), policy.period.days, season_of(policy))
+    history = 0 if policy.release.method == "snh" else policy.denoise.history
+    grid = policy.grid.build()
+    cell = (grid.height_metres / grid.rows, grid.width_metres / grid.cols)
+    return Nights(storage, tuple(named[-1 - history :]), policy.period.days, season_of(policy), cell)
 
 
 def _classical(policy: Policy, nights: Nights, tensor: np.ndarray) -> Denoised:
@@ -130,7 +133,9 @@ def _model_for(night: Denoising, nights: Nights, tensor: np.ndarray) -> tuple[Mo
         if age < settings.retrain_every and drift <= float(settings.max_drift):
             night.say(f"reusing model {model.name}, {age} nights old, drift {drift:.2f}")
             return model, {"trained": False, "model_age": age, "drift": round(drift, 3)}
-        reason = f"the last one is {age} nights old, drift {drift:.2f}"
+        reason = f"the last one is {age} nights old" + (
+            f", drift {drift:.2f}" if drift < float("inf") else " and of other context"
+        )
     name = _model_name(night.policy, nights.named)
     night.say(f"training model {name} on {len(nights.named)} nights ({reason})")
     trained, run = _train(night, nights, name)

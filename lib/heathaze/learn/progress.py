@@ -25,7 +25,8 @@ def watch(path: Path, note: Callable[[str], None]) -> Iterator[None]:
 
 def _follow(path: Path, note: Callable[[str], None], ended: threading.Event) -> None:
     read = path.stat().st_size if path.exists() else 0
-    began, first = time.monotonic(), None
+    began, first, last = time.monotonic(), None, 0
+    seen = began
     while True:
         last_look = ended.is_set()
         if path.exists() and path.stat().st_size > read:
@@ -34,8 +35,11 @@ def _follow(path: Path, note: Callable[[str], None], ended: threading.Event) -> 
                 lines = file.read().splitlines()
                 read = file.tell()
             point = json.loads(lines[-1])
-            first = point["epoch"] - len(lines) if first is None else first
-            left = (time.monotonic() - began) / (point["epoch"] - first) * (point["epochs"] - point["epoch"])
+            if last and point["epoch"] <= last:  # the next step of a learning in several
+                began, first = seen, None
+            first = max(0, point["epoch"] - len(lines)) if first is None else first
+            last, seen = point["epoch"], time.monotonic()
+            left = (seen - began) / (point["epoch"] - first) * (point["epochs"] - point["epoch"])
             note(
                 f"epoch {point['epoch']} of {point['epochs']}, loss {point['loss']:.4f}, estimated error {point['score']:.4f} "
                 f"of the noise variance, at most {left / 60:.1f} minutes left"

@@ -329,7 +329,7 @@ def answer_as_published(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, in
         x = np.sin(centres @ weights["paper.first.weight"][size] + weights["paper.first.bias"][size])
         for weight, bias in zip(*hidden, strict=True):
             x = x @ weight + bias
-            x /= 1 + np.exp(-x)
+            x /= 1 + np.exp(-np.maximum(x, -80))
         out[span] = (x @ weights["paper.last.weight"][size] + weights["paper.last.bias"][size]).reshape(-1, len(cols))
 
     in_parts(part, len(rows), max(1, PART // len(cols)))

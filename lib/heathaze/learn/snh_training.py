@@ -9,17 +9,15 @@ square networks learn how a count follows from what the noisy grid shows, and ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import exp, log
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from heathaze.errors import InputError
 from heathaze.learn.denoiser import noise_variance
 from heathaze.learn.distributed import Seam
 from heathaze.learn.snh import CellNetwork, PaperNetworks, SquareNetworks
@@ -39,9 +37,8 @@ from heathaze.learn.snh_places import (
     surroundings,
     unevenness,
 )
-from heathaze.learn.training import TrainSettings, train
-
-ARCHITECTURES = ("local", "paper")
+from heathaze.learn.training import Trained, TrainSettings, train
+from heathaze.policy import SNHSettings
 
 HELD_OUT = 0.1
 """Share of cells whose noisy values only judge."""
@@ -52,7 +49,8 @@ REPLICAS, JUDGES = 6, 1
 """Replicas that a rank learns from, and such that only judge."""
 QUESTIONS = 24_000
 """Squares of each size asked on a replica."""
-MOST_LIFTED = 1.15
+MOST_LIFTED = 1.6
+"""By what is measured of crowding, squares are lifted at most by this."""
 LEAST_SIDE = 8
 """A grid with a side of fewer cells has no replica; its square networks stay as they begin."""
 
@@ -61,71 +59,40 @@ SECOND_LOOK = 0.25
 uncorrelated to theirs."""
 
 
-@dataclass(frozen=True)
-class SNHSettings:
-    """How squares are learned."""
-
-    architecture: str = "local"
-    """local (shipped) or paper."""
-    sizes: int = 8
-    """Networks, each for one size of square."""
-    smallest: float = 25.0
-    """Side of the smallest square that is asked about, metres."""
-    largest: float = 100.0
-    """Side of the largest."""
-    least: float = 100.0
-    """psi: errors are relative to the count or to this, whichever is larger. Public; 0.1 % of all events in the paper."""
-    at_events: float = 0.75
-    """Share of questions that are asked where events are; the others are asked anywhere."""
-    seed: int = 0
-    """Seed of weights, batches and replicas."""
-    epochs: int = 20
-    """At most, for each step."""
-    patience: int = 4
-    """Epochs without a better score after which a step stops."""
-    batch: int = 2_048
-    """Cells or squares of each size in one step, over all ranks."""
-
-    def __post_init__(self) -> None:
-        if self.architecture not in ARCHITECTURES:
-            raise InputError(
-                f"the architecture of snh must be one of {', '.join(ARCHITECTURES)}, but it is {self.architecture!r}."
-            )
-        if not (0 < self.smallest < self.largest and self.sizes >= 2):
-            raise InputError(
-                f"snh needs two sizes and 0 < smallest < largest, but found {self.sizes}, {self.smallest} and {self.largest}."
-            )
-        if not (self.least > 0 and 0 <= self.at_events <= 1):
-            raise InputError(f"snh needs least > 0 and at_events from 0 to 1, but found {self.least} and {self.at_events}.")
-
-    @property
-    def sides(self) -> tuple[float, ...]:
-        """The side of each network's squares, metres: the middles of equal steps from smallest to largest."""
-        step = (self.largest - self.smallest) / self.sizes
-        return tuple(self.smallest + step * (i + 0.5) for i in range(self.sizes))
-
-
-@dataclass(frozen=True)
-class Learned:
-    """Trained networks, as a release carries them."""
-
-    weights: dict[str, np.ndarray]
-    """float32, and what else an answer needs."""
-    facts: dict[str, float]
-    """How learning went: epochs, seconds, and scores, of each step."""
-
-
 Extents = Sequence[tuple[float, float]]
 """Height and width, in cells, of the squares of each size."""
 
 
-def fit(seam: Seam, noisy: np.ndarray, scale: Fraction, extents: Extents, settings: SNHSettings, work: Path) -> Learned:
-    """Learn from a noisy grid (rows x cols, whole numbers, discrete Laplace noise of a scale); `work` holds checkpoints."""
-    if settings.architecture == "paper":
-        return _fit_paper(seam, noisy, scale, extents, settings, work)
-    weights, facts = _fit_cells(seam, noisy, scale, settings, work)
-    squares, more = _fit_squares(seam, noisy, scale, extents, weights, settings, work)
-    return Learned({**weights, **squares}, {**facts, **more})
+@dataclass(frozen=True)
+class Task:
+    """What is learned from, and how."""
+
+    noisy: np.ndarray
+    """rows x cols, whole numbers."""
+    scale: Fraction
+    """Of the discrete Laplace noise of a cell."""
+    cell: tuple[float, float]
+    """Height and width of a cell, metres."""
+    settings: SNHSettings
+    seed: int = 0
+    """Of weights, batches and replicas."""
+
+    @property
+    def extents(self) -> Extents:
+        return [(side / self.cell[0], side / self.cell[1]) for side in self.settings.sides]
+
+    @property
+    def least(self) -> float:
+        """psi: errors are relative to the count or to this, whichever is larger: 0.1 % of all events, by their noisy sum."""
+        return max(1.0, 0.001 * float(self.noisy.sum()))
+
+
+def fit(seam: Seam, task: Task, work: Path) -> Trained:
+    """Learn from a noisy grid; `work` holds checkpoints and progress."""
+    if task.settings.architecture == "paper":
+        return _fit_paper(seam, task, work)
+    cells = _fit_cells(seam, task, work)
+    return _fit_squares(seam, task, cells, work)
 
 
 def augment(noisy: np.ndarray, extents: Extents) -> np.ndarray:
@@ -158,15 +125,16 @@ def prior_of_all(noisy: np.ndarray, counts: np.ndarray, scale: Fraction, rounds:
 class CellLearner:
     """Trains the cell network: blind likelihood of noisy values, hot and cold cells alike."""
 
-    def __init__(self, noisy: np.ndarray, scale: Fraction, settings: SNHSettings, seam: Seam):
+    def __init__(self, task: Task, seam: Seam):
+        noisy, scale, settings = task.noisy, task.scale, task.settings
         self._noisy, self._scale = noisy.ravel(), float(scale)
         self.counts = ladder(scale)
-        torch.manual_seed(settings.seed)
+        torch.manual_seed(task.seed)
         self.model = CellNetwork(CELL_FEATURES, torch.from_numpy(prior_of_all(noisy, self.counts, scale)).float())
         self._features = torch.from_numpy(surroundings(noisy, noise_variance(scale) ** 0.5))
         self._batch = max(1, 2 * settings.batch // seam.size)
 
-        order = np.random.default_rng((settings.seed, 1)).permutation(noisy.size)
+        order = np.random.default_rng((task.seed, 1)).permutation(noisy.size)
         judges = round(HELD_OUT * noisy.size)
         self._judges, self._learned = order[:judges][seam.rank :: seam.size], order[judges:]
         heat = _heat(noisy)
@@ -239,16 +207,13 @@ def _rising(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return np.concatenate([np.full(count, mean) for mean, _, count in pools])
 
 
-def _fit_cells(
-    seam: Seam, noisy: np.ndarray, scale: Fraction, settings: SNHSettings, work: Path
-) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    learner = CellLearner(noisy, scale, settings, seam)
-    how = TrainSettings(settings.epochs, 60, 3e-3, settings.seed, settings.patience)
-    trained = train(seam, learner, how, _folder(work / "cells"))
+def _fit_cells(seam: Seam, task: Task, work: Path) -> Trained:
+    learner = CellLearner(task, seam)
+    how = TrainSettings(task.settings.epochs, 60, 3e-3, task.seed, task.settings.patience)
+    trained = train(seam, learner, how, work, "cells")
     weights = {f"cells.{name}": value.numpy() for name, value in trained.weights.items()}
     weights["cells.counts"] = learner.counts
-    weights |= calibrate(noisy, scale, weights)
-    return weights, _facts("cells", trained.curve, trained.best_epoch)
+    return replace(trained, weights=_tensors(weights | calibrate(task.noisy, task.scale, weights)))
 
 
 @dataclass(frozen=True)
@@ -264,16 +229,18 @@ class Questions:
 class SquareLearner:
     """Trains the square networks on replicas: quantiles by pinball loss, relative to the count or to psi."""
 
-    def __init__(self, noisy: np.ndarray, scale: Fraction, extents: Extents, weights: Weights, settings: SNHSettings, seam: Seam):
-        torch.manual_seed(settings.seed)
+    def __init__(self, task: Task, weights: Weights, seam: Seam):
+        noisy, scale, extents, settings = task.noisy, task.scale, task.extents, task.settings
+        torch.manual_seed(task.seed)
         self.model = SquareNetworks(len(extents), SQUARE_FEATURES)
-        self._least = settings.least
+        self._least = task.least
         self._batch = max(1, settings.batch // seam.size)
-        random = np.random.default_rng((settings.seed, 2, seam.rank))
+        random = np.random.default_rng((task.seed, 2, seam.rank))
         possible = look(noisy, scale, weights, random, REPLICAS + JUDGES)[1]
         uneven = unevenness(noisy, noise_variance(scale))
         lifts = self.lifts = lift(noisy, split(possible[0], uneven, random), scale, extents)
-        asked = [ask(counts, scale, extents, uneven, lifts, weights, settings.at_events, random) for counts in possible]
+        at_events = float(settings.at_events)
+        asked = [ask(counts, scale, extents, uneven, lifts, weights, at_events, random) for counts in possible]
         self._learned, self._judges = _joined(asked[:REPLICAS]), _joined(asked[REPLICAS:])
         self._quantiles = torch.tensor(QUANTILES)
 
@@ -421,19 +388,16 @@ def crowding(counts: np.ndarray, variance: float, height: float, width: float, t
     return float(both[0].sum() / both[1].sum() - 1), doubt
 
 
-def _fit_squares(
-    seam: Seam, noisy: np.ndarray, scale: Fraction, extents: Extents, weights: Weights, settings: SNHSettings, work: Path
-) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    if min(noisy.shape) < LEAST_SIDE:
-        torch.manual_seed(settings.seed)
-        state, facts = SquareNetworks(len(extents), SQUARE_FEATURES).state_dict(), {}
-    else:
-        learner = SquareLearner(noisy, scale, extents, weights, settings, seam)
-        how = TrainSettings(settings.epochs, 100, 3e-3, settings.seed, settings.patience)
-        trained = train(seam, learner, how, _folder(work / "squares"))
-        state, facts = trained.weights, _facts("squares", trained.curve, trained.best_epoch)
-        facts["squares_most_lifted"] = float(learner.lifts.max())
-    return {f"squares.{name}": value.numpy() for name, value in state.items()}, facts
+def _fit_squares(seam: Seam, task: Task, cells: Trained, work: Path) -> Trained:
+    if min(task.noisy.shape) < LEAST_SIDE:
+        torch.manual_seed(task.seed)
+        squares = SquareNetworks(len(task.extents), SQUARE_FEATURES).state_dict()
+        return replace(cells, weights={**cells.weights, **{f"squares.{name}": value for name, value in squares.items()}})
+    learner = SquareLearner(task, {name: value.numpy() for name, value in cells.weights.items()}, seam)
+    how = TrainSettings(task.settings.epochs, 100, 3e-3, task.seed, task.settings.patience)
+    trained = train(seam, learner, how, work, "squares")
+    weights = {**cells.weights, **{f"squares.{name}": value for name, value in trained.weights.items()}}
+    return replace(trained, weights=weights, before={"cells": cells.curve})
 
 
 class PaperLearner:
@@ -443,11 +407,12 @@ class PaperLearner:
     SECOND_LOOK, and the judging labels - w / SECOND_LOOK: with w of the law of the noise, the two noises are uncorrelated.
     """
 
-    def __init__(self, noisy: np.ndarray, scale: Fraction, extents: Extents, settings: SNHSettings, seam: Seam):
-        torch.manual_seed(settings.seed)
+    def __init__(self, task: Task, seam: Seam):
+        noisy, scale, extents, settings = task.noisy, task.scale, task.extents, task.settings
+        torch.manual_seed(task.seed)
         self.model = PaperNetworks(len(extents))
-        self._least, self._batch = settings.least, max(1, settings.batch // seam.size)
-        random = np.random.default_rng((settings.seed, 3))
+        self._least, self._batch = task.least, max(1, settings.batch // seam.size)
+        random = np.random.default_rng((task.seed, 3))
         noise = random.geometric(1 - exp(-1 / float(scale)), (2, *noisy.shape))
         extra = (noise[0] - noise[1]).astype(np.float64)
         self._labels = torch.from_numpy(augment(noisy + SECOND_LOOK * extra, extents).reshape(len(extents), -1))
@@ -458,7 +423,7 @@ class PaperLearner:
         self._chance = np.cumsum(0.2 + 0.4 * corners.ravel())
         rows, cols = np.meshgrid(*(np.linspace(-5, 5, side + 1, dtype=np.float32) for side in noisy.shape), indexing="ij")
         self._centres = torch.from_numpy(np.stack([rows.ravel(), cols.ravel()], axis=1))
-        self._checked = self.batch(np.random.default_rng((settings.seed, 4, seam.rank)), 16)
+        self._checked = self.batch(np.random.default_rng((task.seed, 4, seam.rank)), 16)
         self.deviations = np.zeros(len(extents))
 
     def batch(self, random: np.random.Generator, times: int = 1) -> torch.Tensor:
@@ -504,10 +469,10 @@ def _squares_along(cells: int, extent: float) -> np.ndarray:
     return (np.clip(share, 0, 1) ** 2).sum(1)
 
 
-def _fit_paper(seam: Seam, noisy: np.ndarray, scale: Fraction, extents: Extents, settings: SNHSettings, work: Path) -> Learned:
-    learner = PaperLearner(noisy, scale, extents, settings, seam)
-    how = TrainSettings(settings.epochs, 50, 1e-3, settings.seed, settings.patience)
-    trained = train(seam, learner, how, _folder(work / "paper"))
+def _fit_paper(seam: Seam, task: Task, work: Path) -> Trained:
+    learner = PaperLearner(task, seam)
+    how = TrainSettings(task.settings.epochs, 50, 1e-3, task.seed, task.settings.patience)
+    trained = train(seam, learner, how, work, "paper")
     learner.model.load_state_dict(trained.weights)
     learner.score()
     state = {name: value.numpy() for name, value in trained.weights.items()}
@@ -517,18 +482,8 @@ def _fit_paper(seam: Seam, noisy: np.ndarray, scale: Fraction, extents: Extents,
         **{f"paper.hidden.{part}": np.stack([state[f"hidden.{i}.{part}"] for i in range(depth)]) for part in ("weight", "bias")},
         "paper.deviations": learner.deviations,
     }
-    return Learned(weights, _facts("paper", trained.curve, trained.best_epoch))
+    return replace(trained, weights=_tensors(weights))
 
 
-def _facts(step: str, curve: Sequence[Any], best: int) -> dict[str, float]:
-    return {
-        f"{step}_epochs": float(len(curve)),
-        f"{step}_best_epoch": float(best),
-        f"{step}_score": curve[best - 1].score if curve else float("nan"),
-        f"{step}_seconds": curve[-1].seconds if curve else 0.0,
-    }
-
-
-def _folder(path: Path) -> Path:
-    path.mkdir(parents=True, exist_ok=True)
-    return path
+def _tensors(weights: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {name: torch.as_tensor(value) for name, value in weights.items()}

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,6 +66,8 @@ class Trained:
     """Of the epoch with the best score."""
     curve: list[Epoch]
     best_epoch: int
+    before: dict[str, list[Epoch]] = field(default_factory=dict)
+    """Learning curves of steps that came first, where a method learns in several, by name."""
 
 
 class Learner(Protocol):
@@ -91,13 +93,14 @@ class Learner(Protocol):
         """Sum and weight of the estimated error on this rank's noisy data."""
 
 
-def train(seam: Seam, learner: Learner, settings: TrainSettings, work: Path) -> Trained:
-    """Train until the last epoch or until the score stops falling; `work` holds checkpoints and progress."""
+def train(seam: Seam, learner: Learner, settings: TrainSettings, work: Path, step_name: str = "checkpoint") -> Trained:
+    """Train until the last epoch or until the score stops falling; `work` holds progress and the checkpoint of this step."""
+    checkpoint = work / f"{step_name}.pt"
     optimizer = torch.optim.Adam(learner.model.parameters(), lr=settings.learning_rate)
     curve: list[Epoch] = []
     best = {name: value.clone() for name, value in learner.model.state_dict().items()}
     best_epoch = 0
-    saved = _load_checkpoint(work)
+    saved = _load_checkpoint(checkpoint)
     if saved is not None:
         learner.model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -139,7 +142,7 @@ def train(seam: Seam, learner: Learner, settings: TrainSettings, work: Path) -> 
             best_epoch = epoch
             best = {name: value.clone() for name, value in learner.model.state_dict().items()}
         if seam.rank == 0:
-            _save_checkpoint(work, learner.model, optimizer, curve, best, best_epoch)
+            _save_checkpoint(checkpoint, learner.model, optimizer, curve, best, best_epoch)
             _say(work, point, settings.epochs)
     return Trained(best, curve, best_epoch)
 
@@ -150,13 +153,12 @@ def _schedule(step: int, steps: int) -> float:
     return rise * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(1, steps)))))
 
 
-def _load_checkpoint(work: Path) -> dict[str, Any] | None:
-    path = work / "checkpoint.pt"
+def _load_checkpoint(path: Path) -> dict[str, Any] | None:
     return torch.load(path, weights_only=False) if path.exists() else None
 
 
 def _save_checkpoint(
-    work: Path,
+    path: Path,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     curve: list[Epoch],
@@ -170,8 +172,8 @@ def _save_checkpoint(
         "best": best,
         "best_epoch": best_epoch,
     }
-    torch.save(content, work / "checkpoint.new")
-    os.replace(work / "checkpoint.new", work / "checkpoint.pt")
+    torch.save(content, path.with_suffix(".new"))
+    os.replace(path.with_suffix(".new"), path)
 
 
 def _say(work: Path, point: Epoch, epochs: int) -> None:

@@ -72,6 +72,8 @@ class Candidate:
     budget: Budget
     statements: tuple[dict[str, str], ...] = ()
     """stage, does, sensitivity of every stage that touched people's data."""
+    squares: bytes | None = None
+    """The networks of snh with the grid they came from, as `squares.pack` packs them; None for other methods."""
 
 
 def load_candidate(tables: Tables, policy: Policy, period: str, spark: SparkSession | None = None) -> Candidate:
@@ -91,6 +93,9 @@ def load_candidate(tables: Tables, policy: Policy, period: str, spark: SparkSess
     deviation = None if denoised["deviation"].null_count else tensor_of(denoised, "deviation", "<f4")
     window = [row for row in ledger if (row["dataset"], row["time_window"]) == (charge["dataset"], charge["time_window"])]
     name = denoised["model"][0].as_py()
+    squares = (
+        _squares(tables, policy, tensor_of(noisy, "values", "<i4")[0], name, spark) if policy.release.method == "snh" else None
+    )
     return Candidate(
         policy=policy,
         period=policy.period_of(period),
@@ -115,6 +120,7 @@ def load_candidate(tables: Tables, policy: Policy, period: str, spark: SparkSess
             charges=tuple((row["period"], row["epsilon"]) for row in window),
         ),
         statements=tuple(json.loads(first["statements"])),
+        squares=squares,
     )
 
 
@@ -122,6 +128,17 @@ def tensor_of(rows: pa.Table, column: str, kind: str) -> np.ndarray:
     """The slices of a table, in order, as one array."""
     height, width = rows["rows"][0].as_py(), rows["cols"][0].as_py()
     return np.stack([np.frombuffer(value.as_buffer(), dtype=kind).reshape(height, width) for value in rows[column]])
+
+
+def _squares(tables: Tables, policy: Policy, noisy: np.ndarray, model: str, spark: SparkSession | None) -> bytes:
+    """The networks of a model with the grid that they learned from."""
+    from heathaze.learn import models
+    from heathaze.release.squares import SquareRelease, pack
+
+    ours = policy.denoise.snh
+    weights = {name: value.numpy() for name, value in models.load(tables, model, spark).weights.items()}
+    sizes = (ours.sides, float(ours.smallest), float(ours.largest))
+    return pack(SquareRelease(policy.grid.build(), policy.privacy.histogram_scale, noisy, ours.architecture, *sizes, weights))
 
 
 def _slices(tables: Tables, name: str, where: pc.Expression, spark: SparkSession | None) -> pa.Table:

@@ -26,7 +26,11 @@ def release_name(candidate: Candidate) -> str:
 
 def checksum(values: np.ndarray) -> str:
     """SHA-256 of one published slice, as little-endian float32."""
-    return hashlib.sha256(np.ascontiguousarray(values, dtype="<f4").tobytes()).hexdigest()
+    return digest(np.ascontiguousarray(values, dtype="<f4").tobytes())
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def make_manifest(candidate: Candidate, gates: list[dict[str, Any]]) -> dict[str, Any]:
@@ -80,6 +84,9 @@ def make_manifest(candidate: Candidate, gates: list[dict[str, Any]]) -> dict[str
         "code": {"heathaze": __version__, "commit": _commit()},
         "gates": gates,
         "checksums": [checksum(image) for image in candidate.refined],
+        "squares": None
+        if candidate.squares is None
+        else {"bytes": len(candidate.squares), "checksum": digest(candidate.squares)},
     }
 
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from heathaze.errors import InputError
 from heathaze.release.candidate import Candidate, tensor_of
-from heathaze.release.manifest import checksum
+from heathaze.release.manifest import checksum, digest
 from heathaze.tables import Tables
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def publish(
             "noisy": candidate.noisy[number].astype("<i4").tobytes(),
             "deviation": None if candidate.deviation is None else candidate.deviation[number].astype("<f4").tobytes(),
             "checksum": manifest["checksums"][number],
+            "squares": candidate.squares if number == 0 else None,
             "manifest": json.dumps(manifest) if number == 0 else None,
             "report": report if number == 0 else None,
         }
@@ -109,15 +110,25 @@ def last_values(tables: Tables, candidate: Candidate, spark: SparkSession | None
     return values if values.shape == candidate.refined.shape else None
 
 
-def export(tables: Tables, release: str, folder: Path, spark: SparkSession | None = None) -> Path:
-    """Write manifest.json and report.html of a release for people to open; returns the folder."""
+def squares_of(tables: Tables, release: str, spark: SparkSession | None = None) -> bytes | None:
+    """The networks of snh with the grid that they came from; None for a release of another method."""
     where = (pc.field("release") == release) & (pc.field("slice") == 0)
-    row = tables.load("releases", where, ["manifest", "report"], spark).to_pylist()[0]
+    content = tables.load("releases", where, ["squares"], spark)["squares"][0].as_py()
+    return None if content is None else bytes(content)
+
+
+def export(tables: Tables, release: str, folder: Path, spark: SparkSession | None = None) -> Path:
+    """Write a release's manifest.json, report.html and, of snh, squares.npz for people to open; returns the folder."""
+    where = (pc.field("release") == release) & (pc.field("slice") == 0)
+    row = tables.load("releases", where, ["manifest", "report", "squares"], spark).to_pylist()[0]
+    files = {"manifest.json": json.dumps(json.loads(row["manifest"]), indent=2).encode(), "report.html": row["report"].encode()}
+    if row["squares"] is not None:
+        files["squares.npz"] = bytes(row["squares"])
     target = folder / release
     target.mkdir(parents=True, exist_ok=True)
-    for name, content in (("manifest.json", json.dumps(json.loads(row["manifest"]), indent=2)), ("report.html", row["report"])):
+    for name, content in files.items():
         fresh = target / f".{name}.{os.getpid()}"
-        fresh.write_text(content, encoding="utf-8")
+        fresh.write_bytes(content)
         os.replace(fresh, target / name)
     return target
 
@@ -128,10 +139,12 @@ def verify(tables: Tables, release: Published, spark: SparkSession | None = None
     values = values_of(tables, release.release, spark)
     charge = tables.load("ledger", pc.field("entry") == manifest["entry"], spark=spark).to_pylist()
     sums = [checksum(image) for image in values]
+    squares = squares_of(tables, release.release, spark)
     shape = (len(manifest["slices"]) - 1, manifest["grid"]["rows"], manifest["grid"]["cols"])
     return [
         ("every slice of the grid is there", values.shape == shape),
         ("every slice has the checksum of the manifest", sums == manifest["checksums"]),
+        ("the networks are those of the manifest", (squares and digest(squares)) == (manifest["squares"] or {}).get("checksum")),
         ("the ledger holds the charge", len(charge) == 1),
         ("the ledger's epsilon is the manifest's", bool(charge) and charge[0]["epsilon"] == manifest["epsilon"]["spent"]),
         ("the ledger's period is the manifest's", bool(charge) and charge[0]["period"] == manifest["period"]),

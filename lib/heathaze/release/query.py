@@ -29,7 +29,8 @@ import pyarrow.compute as pc
 from heathaze.errors import InputError
 from heathaze.grid import METRES_PER_DEGREE, Grid
 from heathaze.release.forecast import theta
-from heathaze.release.publish import Published, find_release, releases
+from heathaze.release.publish import Published, find_release, releases, squares_of
+from heathaze.release.squares import BY, Squares, unpack
 from heathaze.release.sums import box_sums, prefix_sum, share_powers, whole_sums
 from heathaze.release.uncertainty import NORMAL, ErrorModel, NoiseLaw
 from heathaze.tables import Tables
@@ -69,6 +70,13 @@ class Release:
     gamma: float
     """The refinement factor."""
     manifest: dict[str, Any]
+    networks: bytes | None = None
+    """Of the method snh: the networks with the grid that they came from."""
+
+    @cached_property
+    def squares(self) -> Squares | None:
+        """The networks of snh, open for queries; None for a release of another method."""
+        return None if self.networks is None else Squares(unpack(self.networks))
 
     @property
     def zone(self) -> ZoneInfo:
@@ -247,16 +255,18 @@ class Answers:
     """Low and high: the 90 % interval."""
     weight: np.ndarray | None
     """Of the denoised sum where it was mixed with the noisy one; None where not."""
-    source: str
-    """Where the interval comes from, and the answer where it was not mixed."""
+    source: str | list[str]
+    """Where the interval comes from, and the answer where it was not mixed; one for all, or one for each."""
     boxes: Boxes
 
     @property
     def basis(self) -> list[str]:
         """For each answer, where it and its interval come from."""
         weights = [None] * len(self.boxes) if self.weight is None else self.weight.tolist()
+        sources = [self.source] * len(self.boxes) if isinstance(self.source, str) else self.source
         cuts = zip(self.boxes.is_cut.tolist(), self.boxes.is_short.tolist(), strict=True)
-        return [f"{_mixture(weight)}{self.source}{_cut(*cut)}" for weight, cut in zip(weights, cuts, strict=True)]
+        both = zip(weights, sources, cuts, strict=True)
+        return [f"{_mixture(weight)}{source}{_cut(*cut)}" for weight, source, cut in both]
 
 
 def _mixture(weight: float | None) -> str:
@@ -291,7 +301,8 @@ def _open(tables: Tables, published: Published, spark: SparkSession | None) -> R
     if values is None or noisy is None:
         raise InputError(f"{published.release} must hold values and noisy counts, but some are missing: see heathaze verify.")
     scale, gamma = Fraction(manifest["noise"]["scale"]), float(manifest["refinement"]["gamma"])
-    return Release(published.release, values, noisy, deviation, grid, edges, scale, gamma, manifest)
+    networks = squares_of(tables, published.release, spark) if manifest.get("squares") else None
+    return Release(published.release, values, noisy, deviation, grid, edges, scale, gamma, manifest, networks)
 
 
 def _tensor(rows: pa.Table, name: str, kind: str, shape: tuple[int, int, int]) -> np.ndarray | None:
@@ -321,6 +332,8 @@ def count(release: Release, boxes: Boxes, noisy: bool = False) -> Answers:
 
     `noisy` answers from the noisy counts alone, which are unbiased and whose law is known; such a sum may be below 0.
     """
+    if release.squares is not None and not noisy and _is_whole(release, boxes).all():
+        return _by_squares(release, release.squares, boxes)
     # Noise of one variance in all cells: sums of squared shares are products over the axes.
     axes = [[share_powers(edges, power) for edges in boxes.axes] for power in (2, 4)]
     squares, fourths = (np.prod(shares, axis=0) for shares in axes)
@@ -351,6 +364,35 @@ def count(release: Release, boxes: Boxes, noisy: bool = False) -> Answers:
     if release.is_non_negative:
         answer, low, high = (np.maximum(part, 0) for part in (answer, low, high))
     return Answers(answer, low, high, weight, source, boxes)
+
+
+SAID = {
+    "networks": "by the networks of its size; interval from replicas of the noisy grid",
+    "scaled": "by the networks of the nearest size, scaled by area; interval from replicas of the noisy grid",
+    "cells": "sum of learned cells; interval from what is left of the noise",
+    "noisy": "noisy sum; interval from the law of the noise and the unevenness of cut cells",
+}
+"""How the answers of snh were made, in words."""
+
+
+def _is_whole(release: Release, boxes: Boxes) -> np.ndarray:
+    """Whether a box lasts the whole period, as the networks of snh do."""
+    return (boxes.slices[:, 0] <= 0) & (boxes.slices[:, 1] >= len(release.values))
+
+
+def _by_squares(release: Release, squares: Squares, boxes: Boxes) -> Answers:
+    """Squares by the networks, other boxes by learned or noisy cells, whichever are expected to be nearer."""
+    tall, wide = (
+        np.diff(edges, axis=1)[:, 0] * metres for edges, metres in zip((boxes.lat, boxes.lon), release.metres, strict=True)
+    )
+    is_square = np.abs(tall - wide) <= 0.01 * np.maximum(tall, wide)
+    found = squares.rectangles(boxes.lat[:, 0], boxes.lon[:, 0], boxes.lat[:, 1], boxes.lon[:, 1])
+    if is_square.any():
+        lat, lon = boxes.lat[is_square].mean(1), boxes.lon[is_square].mean(1)
+        found.take_over(np.flatnonzero(is_square), squares.counts(lat, lon, np.sqrt(tall * wide)[is_square]), slice(None))
+    source = [SAID[BY[number]] for number in found.by]
+    answer, low, high = (release.gamma * part for part in (found.count, found.low, found.high))
+    return Answers(answer, low, high, None, source, boxes)
 
 
 def _claimed(release: Release, boxes: Boxes, squares: np.ndarray) -> np.ndarray | None:

@@ -31,6 +31,7 @@ from heathaze.grid import Grid, Period
 from heathaze.learn.denoiser import noise_variance
 from heathaze.policy import as_dict
 from heathaze.release.candidate import Budget, Candidate
+from heathaze.release.squares import Squares, unpack
 from heathaze.statement import promise
 
 INK, MUTED, RULE, GROUND = "#23262b", "#6d7178", "#dedad1", "#f5f2eb"
@@ -82,6 +83,7 @@ def render(candidate: Candidate, release: str, gates: list[dict[str, Any]]) -> s
         _slices(candidate, frames),
         _before_and_after(candidate),
         _accuracy(candidate, errors),
+        _squares(candidate),
         _budget(candidate.budget, candidate.period.name),
         _gates(gates),
         _model(candidate),
@@ -311,6 +313,48 @@ def _accuracy(candidate: Candidate, errors: list[_BoxError]) -> str:
         "what the bound on events per user left out. "
         f"A noisy sum over all slices errs by √{len(candidate.refined)} times as much.</p></section>"
     )
+
+
+def _squares(candidate: Candidate) -> str:
+    """What the networks of snh answer, at three sizes, and how sure they are at each size."""
+    if candidate.squares is None:
+        return ""
+    squares, grid, gamma = Squares(unpack(candidate.squares)), candidate.grid, _gamma(candidate)
+    settings = candidate.policy.denoise.snh
+    side = _display_side((grid.rows, grid.cols), PANEL_PIXELS)
+    rows, cols = (np.arange(0, length, side) + side / 2 for length in (grid.rows, grid.cols))
+    lat = np.minimum(grid.south + rows / grid.rows_per_degree, grid.north - 1e-9)
+    lon = np.minimum(grid.west + cols / grid.cols_per_degree, grid.east - 1e-9)
+    figures = ""
+    for metres in (settings.sides[0], settings.sides[len(settings.sides) // 2], settings.sides[-1]):
+        found = gamma * squares.counts(np.repeat(lat, len(lon)), np.tile(lon, len(lat)), metres).count
+        values = found.reshape(len(lat), len(lon))
+        drawn = _png(_map_figure(values, _scale_of(values), grid, PANEL_PIXELS, side, "events in a square around"))
+        words = f"<b>{metres:.0f} m.</b> Events in the square of this side around each place."
+        figures += (
+            f"<figure>{_img(drawn, f'Answers for squares of {metres:.0f} m', 'map')}<figcaption>{words}</figcaption></figure>"
+        )
+    table = "".join(_square_row(candidate, squares, metres) for metres in settings.sides)
+    return (
+        f"<section><h2>Squares of any size</h2><p>{len(settings.sides)} networks, one for each size, answer squares of "
+        f"{settings.smallest:g} to {settings.largest:g} m anywhere; other sides are scaled by area.</p><div class=pair>{figures}"
+        "</div><div class=wide><table><thead><tr><th>Side</th><th class=n>Typical count</th><th class=n>Networks, ±</th>"
+        f"<th class=n>Noisy squares, ±</th></tr></thead><tbody>{table}</tbody></table></div><p class=fine>For squares around "
+        "events, in published events. ± of the networks is half of their 90 % interval, learned on replicas of the noisy grid; ± "
+        "of noisy squares is that of the noise alone, and of cells that the border cuts it says nothing.</p></section>"
+    )
+
+
+def _square_row(candidate: Candidate, squares: Squares, metres: float) -> str:
+    grid, gamma, weights = candidate.grid, _gamma(candidate), np.maximum(candidate.refined[0], 0).ravel().astype(np.float64)
+    total = np.cumsum(weights) if weights.sum() > 0 else np.arange(1.0, grid.cells + 1)
+    chosen = np.searchsorted(total, np.random.default_rng(0).random(2_000) * total[-1])
+    lat = grid.south + (chosen // grid.cols + 0.5) / grid.rows_per_degree
+    lon = grid.west + (chosen % grid.cols + 0.5) / grid.cols_per_degree
+    found = squares.counts(lat, lon, metres)
+    cells = metres**2 / (grid.height_metres * grid.width_metres / grid.cells)
+    numbers = (np.median(found.count), np.mean(found.high - found.low) / 2, 1.645 * math.sqrt(cells) * _sigma(candidate.scale))
+    return f"<tr><th>{metres:.0f} m</th>" + "".join(f"<td class=n>{_short(gamma * float(x))}</td>" for x in numbers) + "</tr>"
 
 
 def _error_row(box: _BoxError) -> str:

@@ -58,7 +58,7 @@ BY = ("networks", "scaled", "cells", "noisy")
 
 
 @dataclass(frozen=True)
-class Published:
+class SquareRelease:
     """What a release of squares consists of."""
 
     grid: Grid
@@ -111,7 +111,7 @@ class Answers:
     def __getitem__(self, number: int) -> Answer:
         return Answer(float(self.count[number]), float(self.low[number]), float(self.high[number]), BY[self.by[number]])
 
-    def take_over(self, numbers: np.ndarray, others: Answers, chosen: np.ndarray) -> None:
+    def take_over(self, numbers: np.ndarray, others: Answers, chosen: np.ndarray | slice) -> None:
         """Replace some answers by chosen ones of others."""
         for mine, theirs in ((self.count, others.count), (self.low, others.low), (self.high, others.high), (self.by, others.by)):
             mine[numbers] = theirs[chosen]
@@ -135,7 +135,7 @@ def plan_grid(south: float, west: float, north: float, east: float, rho: float, 
     return Grid(south, west, north, east, rows, cols)
 
 
-def pack(published: Published) -> bytes:
+def pack(published: SquareRelease) -> bytes:
     """A release as bytes, the same bytes for the same release."""
     head = {
         "grid": asdict(published.grid),
@@ -155,14 +155,14 @@ def pack(published: Published) -> bytes:
     return file.getvalue()
 
 
-def unpack(content: bytes) -> Published:
+def unpack(content: bytes) -> SquareRelease:
     """The release that `pack` made bytes of."""
     with np.load(io.BytesIO(content)) as file:
         head = json.loads(file["head"].tobytes())
         grid = Grid(**head["grid"])
         noisy = np.ascontiguousarray(file["noisy"].T).view("<i4").reshape(grid.rows, grid.cols).astype(np.int64)
         weights = {name: file[name].astype(np.float32) for name in file.files if name not in ("head", "noisy")}
-    return Published(
+    return SquareRelease(
         grid,
         Fraction(head["scale"]),
         noisy,
@@ -177,7 +177,7 @@ def unpack(content: bytes) -> Published:
 class Squares:
     """A release of squares, open for queries."""
 
-    def __init__(self, published: Published):
+    def __init__(self, published: SquareRelease):
         self.published = published
         grid = published.grid
         self._rows, self._cols = grid.rows, grid.cols
