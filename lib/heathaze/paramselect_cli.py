@@ -46,7 +46,7 @@ def _train(arguments: argparse.Namespace) -> None:
 
     if arguments.cities is not None and arguments.cities < 2:
         raise InputError(
-            f"what foresees a city is judged by others, so --cities must be at least 2, but it is {arguments.cities}."
+            f"cities are foreseen from others, so --cities must be at least 2, but it is {arguments.cities}."
         )
     rows: list[Row] = []
     if arguments.table:
