@@ -23,7 +23,7 @@ class PowerLaw:
         return exp(self.a + self.b * log(n) + self.c * log(epsilon))
 
 
-SHIPPED = PowerLaw(a=4.0, b=-0.15, c=-0.38)
+SHIPPED = PowerLaw(a=7.411, b=-0.4043, c=-0.4046)
 
 
 def select_rho(n: float, epsilon: float, unit: int = 1) -> float:

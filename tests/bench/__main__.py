@@ -20,6 +20,7 @@ BENCHMARKS = {
     "query": query.query,
     "snh": snh.squares,
     "snh_speed": snh.speed,
+    "snh_ranks": snh.ranks,
     "snh_gaussians": snh.gaussians,
 }
 

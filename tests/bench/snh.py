@@ -17,8 +17,9 @@ from heathaze.evaluate.meter import Meter, discrete_laplace
 from heathaze.evaluate.methods import METHODS
 from heathaze.evaluate.synthetic import City, batches
 from heathaze.grid import METRES_PER_DEGREE, Grid
-from heathaze.learn.distributed import alone
-from heathaze.learn.snh_places import Places, prefix
+from heathaze.learn.distributed import Seam, alone, launch
+from heathaze.learn.snh import SquareNetworks
+from heathaze.learn.snh_places import SQUARE_FEATURES, Places, prefix
 from heathaze.learn.snh_training import Task, fit
 from heathaze.policy import SNHSettings
 from heathaze.release.squares import SquareRelease, Squares, pack, plan_grid, unpack
@@ -28,6 +29,7 @@ CABS = Path(__file__).parents[3] / "shared" / "data" / "snh_cabs_sfs_points.parq
 EPSILONS = ("0.05", "0.2", "0.8")
 QUERIES = 5_000
 BASELINES = ("ug", "ag", "privtree", "quadtree", "hb", "dawa", "dpcube", "stholes", "pgm")
+ARCHITECTURES = {"snh": "local", "snh as published": "paper"}
 LEAST = 0.001
 """psi, as a share of all events."""
 ORIGIN = (37.7, -122.5)
@@ -88,7 +90,7 @@ def squares() -> list[dict[str, Any]]:
                 began = time.perf_counter()
                 found = METHODS[name](plane.counts(grid)[None], Meter(epsilon, 1, seed=1))[0]
                 methods[name], facts[name] = _sums(grid, found), {"trained_s": round(time.perf_counter() - began)}
-            for name, architecture in (("snh", "local"), ("snh as published", "paper")):
+            for name, architecture in ARCHITECTURES.items():
                 opened, facts[name] = learn(grid, noisy, 1 / epsilon, architecture)
                 methods[name] = _by(opened)
             for at_events in (True, False):
@@ -129,6 +131,38 @@ def speed() -> list[dict[str, Any]]:
     return [{**facts, "one_query_us": round(float(np.median(single)) * 1e6, 1), "million_queries_s": round(million, 2)}]
 
 
+def ranks() -> list[dict[str, Any]]:
+    """Steps of the square networks in a second: one process, two ranks that share the batch, two that share the networks out."""
+    found = {"one process": alone_speed(8, 2_048)}
+    for name, networks, batch, is_joined in (
+        ("two ranks share the batch", 8, 1_024, True),
+        ("two ranks share the networks", 4, 2_048, False),
+    ):
+        found[name] = launch(rank_speed, {"networks": networks, "batch": batch, "is_joined": is_joined}, 2, "horovod")
+    return [{"what": name, "steps_per_second": round(speed, 1)} for name, speed in found.items()]
+
+
+def alone_speed(networks: int, batch: int) -> float:
+    return rank_speed(alone(), networks, batch, is_joined=True)
+
+
+def rank_speed(seam: Seam, networks: int, batch: int, is_joined: bool, steps: int = 150) -> float:
+    """Steps in a second on made-up questions; `is_joined`: gradients are averaged over the ranks."""
+    import torch
+
+    model = SquareNetworks(networks, SQUARE_FEATURES)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    stepper = seam.wrap(optimizer, model) if is_joined else optimizer
+    features, plain = torch.randn(networks, batch, SQUARE_FEATURES), torch.rand(networks, batch) * 50
+    for number in range(steps + 10):
+        if number == 10:
+            began = time.perf_counter()
+        stepper.zero_grad()
+        model(features, plain, plain).mean().backward()
+        stepper.step()
+    return steps / (time.perf_counter() - began)
+
+
 def gaussians(picture: Path | None = None) -> list[dict[str, Any]]:
     """The paper's experiment: 100,000 points of 16 equal Gaussians on 200 x 200 cells; how much learning gains at each sigma."""
     rows = []
@@ -137,7 +171,7 @@ def gaussians(picture: Path | None = None) -> list[dict[str, Any]]:
         grid, epsilon = plane.grid(20.0), Fraction("0.2")
         noisy = plane.noisy(grid, epsilon, seed=1)
         methods: dict[str, Callable[..., np.ndarray]] = _plain(grid, noisy)
-        for name, architecture in (("snh", "local"), ("snh as published", "paper")):
+        for name, architecture in ARCHITECTURES.items():
             methods[name] = _by(learn(grid, noisy, 1 / epsilon, architecture)[0])
         asked = plane.ask(True, None)
         errors = {name: _errors(method, asked, LEAST * len(plane.lat))["relative"] for name, method in methods.items()}

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from heathaze.errors import InputError
 from heathaze.grid import Grid
 from heathaze.learn.denoiser import discrete_laplace
-from heathaze.learn.distributed import alone
+from heathaze.learn.distributed import alone, launch
 from heathaze.learn.snh import PaperNetworks
 from heathaze.learn.snh_places import Places, prefix
 from heathaze.learn.snh_training import Task, augment, fit
@@ -135,3 +136,15 @@ def test_a_killed_learning_goes_on_to_the_same_networks(city: np.ndarray, tmp_pa
     again = learn(grid, noisy, settings, halfway)
     for name, value in whole.weights.items():
         np.testing.assert_allclose(again.weights[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_two_horovod_ranks_share_the_batch_and_end_with_one_set_of_networks(city: np.ndarray, tmp_path: Path) -> None:
+    grid = plan_grid(*BOX, rho=60.0)
+    counts = np.bincount(grid.cells_of(city[:, 0], city[:, 1]), minlength=grid.cells).reshape(grid.rows, grid.cols)
+    noisy = counts + discrete_laplace(np.random.default_rng(1), float(SCALE), counts.shape)
+    cell = (grid.height_metres / grid.rows, grid.width_metres / grid.cols)
+    task = Task(noisy, SCALE, cell, SNHSettings(epochs=2, patience=2))
+    trained = launch(fit, {"task": task, "work": tmp_path}, ranks=2, launcher="horovod")
+    assert all(torch.isfinite(value.double()).all() for value in trained.weights.values())
+    assert [len(trained.curve), len(trained.before["cells"])] == [2, 2]
+    assert (tmp_path / "cells.pt").exists() and (tmp_path / "squares.pt").exists()
