@@ -45,9 +45,7 @@ def _train(arguments: argparse.Namespace) -> None:
     )
 
     if arguments.cities is not None and arguments.cities < 2:
-        raise InputError(
-            f"cities are foreseen from others, so --cities must be at least 2, but it is {arguments.cities}."
-        )
+        raise InputError(f"cities are foreseen from others, so --cities must be at least 2, but it is {arguments.cities}.")
     rows: list[Row] = []
     if arguments.table:
         rows = read_table(arguments.table)

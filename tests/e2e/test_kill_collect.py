@@ -17,6 +17,7 @@ from heathaze import cli
 from heathaze.collect import pipeline
 from heathaze.collect.entropy import KeyStore, NoiseKey
 from heathaze.collect.private import PrivateTables
+from heathaze.schemas import SCHEMA_VERSION
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -116,7 +117,7 @@ def test_counters_are_written_although_another_run_begins_their_table_at_the_sam
 
     def write_overtaken(table: deltalake.DeltaTable, *rest: Any, **settings: Any) -> None:
         monkeypatch.setattr(deltalake, "write_deltalake", write)
-        deltalake.DeltaTable(tables.address("counters")).alter.set_table_description("heathaze, schema version 1")
+        deltalake.DeltaTable(tables.address("counters")).alter.set_table_description(f"heathaze, schema version {SCHEMA_VERSION}")
         write(table, *rest, **settings)
 
     monkeypatch.setattr(deltalake, "write_deltalake", write_overtaken)

@@ -34,6 +34,7 @@ from heathaze import console
 from heathaze.collect import bound
 from heathaze.collect.ledger import Entry
 from heathaze.release import publish
+from heathaze.schemas import SCHEMA_VERSION
 from heathaze.tables import Tables
 
 pytestmark = pytest.mark.timeout(900)
@@ -433,7 +434,7 @@ def made_older(night: Night, table: str, tables: Path) -> Night:
 
 def assert_refused(code: int, said: str, table: str) -> None:
     assert code == 1
-    assert f"InputError: the table '{table}' must have schema version 1, but it has 0." in said
+    assert f"InputError: the table '{table}' must have schema version {SCHEMA_VERSION}, but it has 0." in said
     assert "Point --tables at a new place, or use the version of heathaze that wrote it." in said
 
 

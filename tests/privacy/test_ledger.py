@@ -23,7 +23,7 @@ from heathaze.collect import ledger as ledger_module
 from heathaze.collect.ledger import Entry, Ledger
 from heathaze.errors import BudgetExhausted, HeathazeError, InputError, LedgerMismatch
 from heathaze.policy import Policy, parse_policy
-from heathaze.schemas import LEDGER
+from heathaze.schemas import LEDGER, SCHEMA_VERSION
 from heathaze.tables import Tables
 
 PROCESSES = 8
@@ -489,7 +489,7 @@ def test_a_ledger_of_another_schema_version_is_refused_and_left_alone(tmp_path, 
     place = Path(begun(tmp_path / "new"))
     rows = deltalake.DeltaTable(str(place / "ledger")).to_pyarrow_table()
     deltalake.write_deltalake(str(tmp_path / "old" / "ledger"), rows, description=description)
-    with pytest.raises(InputError, match="the table 'ledger' must have schema version 1, but it has"):
+    with pytest.raises(InputError, match=f"the table 'ledger' must have schema version {SCHEMA_VERSION}, but it has"):
         open_ledger(tmp_path / "old").charge(policy_with(), DAY, "v1")
     with pytest.raises(InputError, match="schema version"):
         open_ledger(tmp_path / "old").buckets()

@@ -22,6 +22,7 @@ from heathaze.cli import main
 from heathaze.collect.ledger import Ledger
 from heathaze.collect.private import PrivateTables
 from heathaze.policy import parse_policy
+from heathaze.schemas import SCHEMA_VERSION
 from heathaze.tables import Tables
 
 MIDNIGHT = datetime(2026, 1, 5, tzinfo=timezone.utc)
@@ -431,7 +432,7 @@ def test_a_table_of_another_schema_version_ends_with_1_before_anything_is_charge
         command,
         capsys,
         1,
-        f"InputError: the table '{name}' must have schema version 1, but it has 0. Point --tables at a new place",
+        f"InputError: the table '{name}' must have schema version {SCHEMA_VERSION}, but it has 0. Point --tables at a new place",
     )
 
 

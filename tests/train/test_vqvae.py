@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import torch
 from tests.train.ranks import noisy_slices
 
+from heathaze.learn.denoiser import discrete_laplace, noise_variance
 from heathaze.learn.vqvae import VQVAE
-from heathaze.learn.vqvae_training import blind_spot_error, denoise_slice
+from heathaze.learn.vqvae_training import check_crops, denoise_slice, second_look_error
+from heathaze.policy import VQVAESettings
 
 
 def test_the_model_has_the_published_size() -> None:
@@ -49,10 +53,12 @@ def test_gradients_pass_straight_through_the_codes() -> None:
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.encoder.parameters())
 
 
-def test_blind_spot_error_estimates_the_error_without_the_truth() -> None:
+def test_the_second_look_estimates_the_error_without_the_truth() -> None:
     random = np.random.default_rng(0)
-    truth = np.full((4, 1, 64, 64), 3.0, dtype=np.float32)
-    images = torch.from_numpy(truth + random.laplace(0, 0.5**0.5, truth.shape).astype(np.float32))
+    truth = np.full((4, 160, 160), 30)
+    slices = truth + discrete_laplace(random, 7.0, truth.shape)
+    variance = noise_variance(Fraction(7))
+    check = check_crops(slices, variance, VQVAESettings(), seed=0)
 
     class Off(torch.nn.Module):
         """Predicts the truth, wrong by a constant."""
@@ -62,8 +68,17 @@ def test_blind_spot_error_estimates_the_error_without_the_truth() -> None:
             self.by = by
 
         def forward(self, image: torch.Tensor) -> tuple[torch.Tensor]:
-            return (torch.full_like(image, 3.0 + self.by),)
+            return (torch.full_like(image, 30 / variance**0.5 + self.by),)
 
     for by in (0.0, 0.5, 1.0):
-        summed, number = blind_spot_error(Off(by), images)  # type: ignore[arg-type]
-        assert abs(summed / number - by**2) < 0.15
+        summed, number = second_look_error(Off(by), check)  # type: ignore[arg-type]
+        assert abs(summed / number - by**2) < 0.1
+
+    class Same(torch.nn.Module):
+        """Predicts what it sees: errs by the noise and a quarter more."""
+
+        def forward(self, image: torch.Tensor) -> tuple[torch.Tensor]:
+            return (image,)
+
+    summed, number = second_look_error(Same(), check)  # type: ignore[arg-type]
+    assert abs(summed / number - 1.25) < 0.1

@@ -21,7 +21,7 @@ from heathaze.learn.snh_places import look
 from heathaze.learn.snh_training import Task, fit
 from heathaze.learn.training import Trained, TrainSettings, train
 from heathaze.learn.vqvae import VQVAE
-from heathaze.learn.vqvae_training import RESOLUTIONS, VQVAELearner, blind_spot_error, check_crops, denoise_slice
+from heathaze.learn.vqvae_training import RESOLUTIONS, VQVAELearner, check_crops, denoise_slice, second_look_error
 from heathaze.policy import Denoise, Policy
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _denoise_vqvae(weights: Weights, nights: Nights, tensor: np.ndarray, setting
 
 def _vqvae_error(weights: Weights, nights: Nights, tensor: np.ndarray, settings: Denoise) -> float:
     crops = check_crops(tensor, denoiser.noise_variance(nights.scale), settings.vqvae, seed=0)
-    summed, weight = blind_spot_error(_vqvae(weights, settings), crops)
+    summed, weight = second_look_error(_vqvae(weights, settings), crops)
     return summed / weight
 
 

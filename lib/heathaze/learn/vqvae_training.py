@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 import torch.nn.functional as functional
@@ -14,8 +16,12 @@ from heathaze.policy import VQVAESettings
 RESOLUTIONS = (1, 2, 4)
 """Multi-resolution learning: crops are also seen as means of blocks of this many cells."""
 
-CHECK_CROPS = 8
+CHECK_CROPS = 32
 """Crops on which the score is measured, the same in every epoch."""
+REVIVE_EVERY = 20
+"""Steps after which codes that nobody chooses are put onto vectors; few codes are ever chosen without it."""
+SECOND_LOOK = 0.5
+"""Deviations of noise that crops get on top before they are judged; less would make the judging look noisier."""
 
 
 class Crops:
@@ -64,6 +70,7 @@ class VQVAELearner:
         self._crops = Crops(slices, noise_variance, settings.crop)
         self._check = check_crops(slices, noise_variance, settings, seed)
         self._last: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._steps = self._revived = 0
 
     def batch(self, random: np.random.Generator) -> torch.Tensor:
         return self._crops.draw(random, self._batch, RESOLUTIONS)
@@ -81,46 +88,62 @@ class VQVAELearner:
         counts, sums = self.model.quantiser.statistics(*self._last)
         both = seam.sum(torch.cat([counts.unsqueeze(1), sums], dim=1), name="codebook")
         self.model.quantiser.follow(both[:, 0], both[:, 1:])
+        self._steps += 1
+        if self._steps % REVIVE_EVERY == 0:
+            self._revived += self._revive(seam, np.random.default_rng((self._steps, seam.rank)))
 
     def after_epoch(self, seam: Seam, random: np.random.Generator) -> dict[str, float]:
-        """Revive codes that nobody chooses, with vectors of rank 0, so that all ranks revive them alike."""
+        """How many codes are in use, and how many had to be revived since the last epoch."""
+        share = self.model.quantiser.counts / self.model.quantiser.counts.sum()
+        used = float(torch.exp(-(share * (share + 1e-12).log()).sum()))
+        self._revived += self._revive(seam, random)
+        facts = {"codes_used": round(used, 1), "codes_revived": float(self._revived)}
+        self._steps = self._revived = 0
+        return facts
+
+    def _revive(self, seam: Seam, random: np.random.Generator) -> int:
+        """Put codes that nobody chooses onto vectors of rank 0, so that all ranks revive them alike."""
         assert self._last is not None
         vectors = self._last[0]
         chosen = vectors[torch.from_numpy(random.permutation(len(vectors))[: self._settings.codes])]
         if seam.rank > 0:
             chosen = torch.zeros_like(chosen)
-        counts = self.model.quantiser.counts
-        share = counts / counts.sum()
-        used = float(torch.exp(-(share * (share + 1e-12).log()).sum()))
-        revived = self.model.quantiser.revive(seam.sum(chosen, name="revive"))
-        return {"codes_used": round(used, 1), "codes_revived": float(revived)}
+        return self.model.quantiser.revive(seam.sum(chosen, name="revive"))
 
     def score(self) -> tuple[float, float]:
-        return blind_spot_error(self.model, self._check)
+        return second_look_error(self.model, self._check)
 
 
-def check_crops(slices: np.ndarray, noise_variance: float, settings: VQVAESettings, seed: int) -> torch.Tensor:
-    """The crops on which a model is judged, the same in every epoch."""
-    return Crops(slices, noise_variance, settings.crop).draw(np.random.default_rng((seed, 7)), CHECK_CROPS, (1,))
+@dataclass(frozen=True)
+class Check:
+    """Noisy crops seen twice, with noise that is uncorrelated between the two looks."""
+
+    seen: torch.Tensor
+    """Crops with a little more noise, which a model is given."""
+    judge: torch.Tensor
+    """The same crops with other noise, which it is held against."""
+
+
+def check_crops(slices: np.ndarray, noise_variance: float, settings: VQVAESettings, seed: int) -> Check:
+    """The crops on which a model is judged, the same in every epoch.
+
+    With w of the noise's own variance, noise + a w and noise - w / a are uncorrelated: what a model makes of the first cannot
+    follow the noise of the second. Hiding cells instead would judge how well a cell is foretold from its neighbours, which an
+    autoencoder unlearns as it learns to draw what it sees.
+    """
+    random = np.random.default_rng((seed, 7))
+    crops = Crops(slices, noise_variance, settings.crop).draw(random, CHECK_CROPS, (1,))
+    more = torch.from_numpy(random.laplace(0, 0.5**0.5, crops.shape).astype(np.float32))
+    return Check(crops + SECOND_LOOK * more, crops - more / SECOND_LOOK)
 
 
 @torch.no_grad()
-def blind_spot_error(model: VQVAE, images: torch.Tensor) -> tuple[float, float]:
-    """Sum and number of squared errors at cells hidden behind the mean of their neighbours and predicted from the rest.
-
-    The hidden value carries noise of variance 1 (in units of the noise) that its prediction cannot know, so the mean squared
-    difference less 1 estimates the error of the prediction against the truth, without the truth.
-    """
-    around = torch.tensor([[0.0, 0.25, 0.0], [0.25, 0.0, 0.25], [0.0, 0.25, 0.0]]).view(1, 1, 3, 3)
-    filled = functional.conv2d(functional.pad(images, (1, 1, 1, 1), mode="replicate"), around)
-    summed, number = 0.0, 0.0
-    for row, col in ((1, 2), (3, 0)):
-        hidden = torch.zeros_like(images, dtype=torch.bool)
-        hidden[..., row::4, col::4] = True
-        drawn = model(torch.where(hidden, filled, images))[0]
-        summed += float(((drawn - images)[hidden] ** 2 - 1).sum())
-        number += float(hidden.sum())
-    return summed, number
+def second_look_error(model: VQVAE, check: Check) -> tuple[float, float]:
+    """Sum and number of squared errors against the second look, less what its noise alone makes: an estimate of the error
+    against the truth, in noise variances, without the truth."""
+    drawn = torch.cat([model(part)[0] for part in check.seen.split(8)])
+    squared = (drawn - check.judge) ** 2 - (1 + SECOND_LOOK**-2)
+    return float(squared.sum()), float(squared.numel())
 
 
 @torch.no_grad()
