@@ -122,6 +122,8 @@ class Check:
     """Crops with a little more noise, which a model is given."""
     judge: torch.Tensor
     """The same crops with other noise, which it is held against."""
+    weight: torch.Tensor
+    """How much each cell counts: as many events as the first look shows around it, since people ask where events are."""
 
 
 def check_crops(slices: np.ndarray, noise_variance: float, settings: VQVAESettings, seed: int) -> Check:
@@ -134,16 +136,18 @@ def check_crops(slices: np.ndarray, noise_variance: float, settings: VQVAESettin
     random = np.random.default_rng((seed, 7))
     crops = Crops(slices, noise_variance, settings.crop).draw(random, CHECK_CROPS, (1,))
     more = torch.from_numpy(random.laplace(0, 0.5**0.5, crops.shape).astype(np.float32))
-    return Check(crops + SECOND_LOOK * more, crops - more / SECOND_LOOK)
+    seen = crops + SECOND_LOOK * more
+    around = functional.avg_pool2d(seen, 5, stride=1, padding=2, count_include_pad=False)
+    return Check(seen, crops - more / SECOND_LOOK, around.clamp(min=0.02))
 
 
 @torch.no_grad()
 def second_look_error(model: VQVAE, check: Check) -> tuple[float, float]:
-    """Sum and number of squared errors against the second look, less what its noise alone makes: an estimate of the error
-    against the truth, in noise variances, without the truth."""
+    """Sum and weight of squared errors against the second look, less what its noise alone makes: an estimate of the error
+    against the truth where events are, in noise variances, without the truth."""
     drawn = torch.cat([model(part)[0] for part in check.seen.split(8)])
     squared = (drawn - check.judge) ** 2 - (1 + SECOND_LOOK**-2)
-    return float(squared.sum()), float(squared.numel())
+    return float((check.weight * squared).sum()), float(check.weight.sum())
 
 
 @torch.no_grad()
