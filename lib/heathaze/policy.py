@@ -557,6 +557,10 @@ def _fill_in_snh(values: dict[str, typing.Any]) -> None:
         for name, key, implied in (("denoise", "method", "snh"), ("period", "slices", 1)):
             _table(values.setdefault(name, {})).setdefault(key, implied)
     rho = grid.get("rho")
+    if rho is not None and {"cell_metres", "rows", "cols"} & set(grid):
+        raise PolicyError(
+            "the grid must be given rho alone, or rows and cols, or cell_metres, but it has more than one of these."
+        )
     if isinstance(rho, (int, Decimal)) and not isinstance(rho, bool):
         grid["cell_metres"] = grid.pop("rho")
     elif rho == "auto":

@@ -130,12 +130,24 @@ def test_part_of_the_period_is_answered_from_the_grid(place: Path) -> None:
     assert "networks" not in count(opened, boxes).basis[0]
 
 
+def test_an_answer_does_not_depend_on_what_else_is_asked(place: Path) -> None:
+    opened = open_release(Tables(str(place / "tables")))
+    ends = [f"{DAY}T12:00", ""]
+    both = count(opened, opened.boxes_around([37.775, 37.775], [-122.43, -122.43], 60.0, end=ends))
+    for number, end in enumerate(ends):
+        alone = count(opened, opened.boxes_around([37.775], [-122.43], 60.0, end=[end]))
+        assert (both.answer[number], both.low[number], both.high[number]) == (alone.answer[0], alone.low[0], alone.high[0])
+        assert both.basis[number] == alone.basis[0]
+    assert "networks" in both.basis[1] and "networks" not in both.basis[0]
+
+
 @pytest.mark.parametrize(
     ("rho", "declared", "words"),
     [
         ('"auto"', "max_counted_per_user = 100", "declared_event_count"),
         ('"best"', "declared_event_count = 40000", "auto"),
         ("0.5", "declared_event_count = 40000", "8,388,608 cells"),
+        ('"auto"\ncell_metres = 30', "declared_event_count = 40000", "more than one of these"),
     ],
 )
 def test_a_side_that_cannot_be_is_refused(rho: str, declared: str, words: str) -> None:

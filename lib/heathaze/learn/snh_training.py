@@ -37,7 +37,7 @@ from heathaze.learn.snh_places import (
     surroundings,
     unevenness,
 )
-from heathaze.learn.training import Trained, TrainSettings, train
+from heathaze.learn.training import Quiet, Trained, TrainSettings, train
 from heathaze.policy import SNHSettings
 
 HELD_OUT = 0.1
@@ -122,7 +122,7 @@ def prior_of_all(noisy: np.ndarray, counts: np.ndarray, scale: Fraction, rounds:
     return share / share.sum()
 
 
-class CellLearner:
+class CellLearner(Quiet):
     """Trains the cell network: blind likelihood of noisy values, hot and cold cells alike."""
 
     def __init__(self, task: Task, seam: Seam):
@@ -147,12 +147,6 @@ class CellLearner:
 
     def loss(self, batch: np.ndarray) -> torch.Tensor:
         return self._surprise(batch).mean()
-
-    def after_step(self, seam: Seam) -> None:
-        pass
-
-    def after_epoch(self, seam: Seam, random: np.random.Generator) -> dict[str, float]:
-        return {}
 
     @torch.no_grad()
     def score(self) -> tuple[float, float]:
@@ -226,7 +220,7 @@ class Questions:
     truth: torch.Tensor
 
 
-class SquareLearner:
+class SquareLearner(Quiet):
     """Trains the square networks on replicas: quantiles by pinball loss, relative to the count or to psi."""
 
     def __init__(self, task: Task, weights: Weights, seam: Seam):
@@ -253,12 +247,6 @@ class SquareLearner:
 
     def loss(self, batch: Questions) -> torch.Tensor:
         return self._errors(batch).mean()
-
-    def after_step(self, seam: Seam) -> None:
-        pass
-
-    def after_epoch(self, seam: Seam, random: np.random.Generator) -> dict[str, float]:
-        return {}
 
     @torch.no_grad()
     def score(self) -> tuple[float, float]:
@@ -400,7 +388,7 @@ def _fit_squares(seam: Seam, task: Task, cells: Trained, work: Path) -> Trained:
     return replace(trained, weights=weights, before={"cells": cells.curve})
 
 
-class PaperLearner:
+class PaperLearner(Quiet):
     """Trains the paper's networks on labels at the corners of the grid.
 
     What the paper weighs by public points is weighed here by the heat of the noisy grid. Labels get a little more noise, w times
@@ -434,12 +422,6 @@ class PaperLearner:
         labels = self._labels[:, batch]
         off = self._predict(batch) - labels
         return (off**2 / labels.clamp(min=self._least)).mean() / self._least
-
-    def after_step(self, seam: Seam) -> None:
-        pass
-
-    def after_epoch(self, seam: Seam, random: np.random.Generator) -> dict[str, float]:
-        return {}
 
     @torch.no_grad()
     def score(self) -> tuple[float, float]:

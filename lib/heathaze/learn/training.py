@@ -93,6 +93,16 @@ class Learner(Protocol):
         """Sum and weight of the estimated error on this rank's noisy data."""
 
 
+class Quiet:
+    """What a learner does between steps and epochs where everything moves by gradients: nothing."""
+
+    def after_step(self, seam: Seam) -> None:
+        pass
+
+    def after_epoch(self, seam: Seam, random: np.random.Generator) -> dict[str, float]:
+        return {}
+
+
 def train(seam: Seam, learner: Learner, settings: TrainSettings, work: Path, step_name: str = "checkpoint") -> Trained:
     """Train until the last epoch or until the score stops falling; `work` holds progress and the checkpoint of this step."""
     checkpoint = work / f"{step_name}.pt"

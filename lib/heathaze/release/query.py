@@ -232,6 +232,10 @@ class Boxes:
     def axes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return self.slices, self.rows, self.cols
 
+    def chosen(self, which: np.ndarray) -> Boxes:
+        """Some of the boxes."""
+        return Boxes(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
+
     def cells_met(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         """The first slice, row and column that each box meets, and the ones beyond its last, both n x 3."""
         edges = np.stack(self.axes, axis=1)
@@ -260,13 +264,17 @@ class Answers:
     boxes: Boxes
 
     @property
-    def basis(self) -> list[str]:
+    def sources(self) -> list[str]:
         """For each answer, where it and its interval come from."""
         weights = [None] * len(self.boxes) if self.weight is None else self.weight.tolist()
         sources = [self.source] * len(self.boxes) if isinstance(self.source, str) else self.source
-        cuts = zip(self.boxes.is_cut.tolist(), self.boxes.is_short.tolist(), strict=True)
-        both = zip(weights, sources, cuts, strict=True)
-        return [f"{_mixture(weight)}{source}{_cut(*cut)}" for weight, source, cut in both]
+        return [f"{_mixture(weight)}{source}" for weight, source in zip(weights, sources, strict=True)]
+
+    @property
+    def basis(self) -> list[str]:
+        """The same, and where the box was cut."""
+        cuts = zip(self.sources, self.boxes.is_cut.tolist(), self.boxes.is_short.tolist(), strict=True)
+        return [f"{source}{_cut(is_cut, is_short)}" for source, is_cut, is_short in cuts]
 
 
 def _mixture(weight: float | None) -> str:
@@ -332,8 +340,25 @@ def count(release: Release, boxes: Boxes, noisy: bool = False) -> Answers:
 
     `noisy` answers from the noisy counts alone, which are unbiased and whose law is known; such a sum may be below 0.
     """
-    if release.squares is not None and not noisy and _is_whole(release, boxes).all():
-        return _by_squares(release, release.squares, boxes)
+    if release.squares is None or noisy:
+        return _from_grid(release, boxes, noisy)
+    # The networks of snh speak of the whole period; each box is answered as it would be alone.
+    is_whole = (boxes.slices[:, 0] <= 0) & (boxes.slices[:, 1] >= len(release.values))
+    if not is_whole.any():
+        return _from_grid(release, boxes, noisy)
+    whole = _by_squares(release, release.squares, boxes.chosen(is_whole))
+    if is_whole.all():
+        return whole
+    others = _from_grid(release, boxes.chosen(~is_whole), noisy)
+    answer, low, high = (np.empty(len(boxes)) for _ in range(3))
+    source = np.empty(len(boxes), dtype=object)
+    for chosen, part in ((is_whole, whole), (~is_whole, others)):
+        answer[chosen], low[chosen], high[chosen], source[chosen] = part.answer, part.low, part.high, part.sources
+    return Answers(answer, low, high, None, source.tolist(), boxes)
+
+
+def _from_grid(release: Release, boxes: Boxes, noisy: bool) -> Answers:
+    """Boxes from the published and the noisy tensor."""
     # Noise of one variance in all cells: sums of squared shares are products over the axes.
     axes = [[share_powers(edges, power) for edges in boxes.axes] for power in (2, 4)]
     squares, fourths = (np.prod(shares, axis=0) for shares in axes)
@@ -373,11 +398,6 @@ SAID = {
     "noisy": "noisy sum; interval from the law of the noise and the unevenness of cut cells",
 }
 """How the answers of snh were made, in words."""
-
-
-def _is_whole(release: Release, boxes: Boxes) -> np.ndarray:
-    """Whether a box lasts the whole period, as the networks of snh do."""
-    return (boxes.slices[:, 0] <= 0) & (boxes.slices[:, 1] >= len(release.values))
 
 
 def _by_squares(release: Release, squares: Squares, boxes: Boxes) -> Answers:
