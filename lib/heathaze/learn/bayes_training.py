@@ -22,6 +22,7 @@ from heathaze.learn.bayes import Context, ContextNet
 from heathaze.learn.denoiser import Denoised, noise_variance
 from heathaze.learn.distributed import Seam
 from heathaze.learn.posterior import Posterior, Tables, deconvolve, ladder, log_evidence, make_tables, posterior
+from heathaze.learn.training import Quiet
 from heathaze.learn.tree import settle
 from heathaze.policy import BayesSettings
 
@@ -40,7 +41,7 @@ WARM_UP = 400
 """Steps in which the network learns the priors of the groups."""
 
 
-class BayesLearner:
+class BayesLearner(Quiet):
     """Trains a context network on the noisy slices of one rank, with the context of all of them."""
 
     def __init__(self, context: Context, tonight: np.ndarray, scale: Fraction, settings: BayesSettings, seam: Seam, seed: int):
@@ -68,12 +69,6 @@ class BayesLearner:
         """Mean of -log P(noisy value | context)."""
         features, noisy = batch
         return -log_evidence(self.model(features.t()).t(), noisy, self._tables).mean()
-
-    def after_step(self, seam: Seam) -> None:
-        """Everything moves by gradients."""
-
-    def after_epoch(self, seam: Seam, random: np.random.Generator) -> dict[str, float]:
-        return {}
 
     def score(self) -> tuple[float, float]:
         return blind_error(self.model, *self._check, self._noise)
