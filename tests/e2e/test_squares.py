@@ -106,10 +106,13 @@ def test_squares_are_answered_by_networks_and_other_boxes_by_cells(place: Path, 
 
 def test_answers_are_near_the_truth(place: Path) -> None:
     """Squares around events of the bounded sample: nearer than answering nothing, and most intervals hold its count."""
-    sample = PrivateTables(str(place / "tables")).load("sample")
-    lat, lon = sample["lat"].to_numpy(), sample["lon"].to_numpy()
+    cells = PrivateTables(str(place / "tables")).load("sample")["cell"].to_numpy()
     opened = open_release(Tables(str(place / "tables")))
-    chosen = np.random.default_rng(0).integers(0, len(lat), 400)
+    grid = opened.grid
+    random = np.random.default_rng(0)
+    rows, cols = np.divmod(cells, grid.cols) + random.random((2, len(cells)))  # each somewhere in its cell
+    lat, lon = grid.south + rows / grid.rows_per_degree, grid.west + cols / grid.cols_per_degree
+    chosen = random.integers(0, len(lat), 400)
     chosen = chosen[(np.abs(lat[chosen] - 37.775) < 0.013) & (np.abs(lon[chosen] + 122.43) < 0.018)]
     boxes = opened.boxes_around(lat[chosen], lon[chosen], 90.0)
     found = count(opened, boxes)

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from scipy import stats
 
 from heathaze.collect.bound import COLUMNS, BoundSettings, bound
-from heathaze.collect.count import count
+from heathaze.collect.count import count, place
 from heathaze.collect.entropy import NoiseKey
 from heathaze.collect.noise import NoiseSettings, noisy_values
 from heathaze.grid import Grid, Period
@@ -48,7 +48,7 @@ def events_of(spark: SparkSession, cells_of: dict[str, list[int]]) -> DataFrame:
 def histograms(spark: SparkSession, cases: list[tuple[dict[str, list[int]], int, int]]) -> list[np.ndarray]:
     """The counts that the real stages make of each (events, k, salt), in one job."""
     counted = [
-        count(bound(events_of(spark, events), BoundSettings(k, salt)), GRID, PERIOD).withColumn("case", F.lit(i))
+        count(place(bound(events_of(spark, events), BoundSettings(k, salt)), GRID, PERIOD)).withColumn("case", F.lit(i))
         for i, (events, k, salt) in enumerate(cases)
     ]
     dense = np.zeros((len(cases), GRID.cells), dtype=int)

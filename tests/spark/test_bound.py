@@ -17,6 +17,7 @@ from heathaze.collect import bound as bounding
 from heathaze.collect import pipeline
 from heathaze.collect.bound import (
     COLUMNS,
+    PLACED,
     BoundSettings,
     bound,
     check_bound,
@@ -25,7 +26,7 @@ from heathaze.collect.bound import (
     is_anyone_starved,
     thresholds,
 )
-from heathaze.collect.count import count
+from heathaze.collect.count import count, place
 from heathaze.collect.entropy import KeyStore
 from heathaze.collect.private import PrivateTables
 from heathaze.errors import BoundViolated
@@ -215,9 +216,9 @@ def test_heavy_users_are_looked_for_in_some_whole_files_where_there_are_many_and
     assert len(kept_of(rows_of(counted_part(few)))) == 3
 
 
-def starving(k: int) -> BoundSettings:
+def starving(k: int, kept: tuple[str, ...] = COLUMNS) -> BoundSettings:
     """Settings whose filter keeps about a tenth of k events of every user."""
-    return BoundSettings(k, SALT, margin=-0.9 * math.sqrt(k))
+    return BoundSettings(k, SALT, margin=-0.9 * math.sqrt(k), kept=kept)
 
 
 def test_filter_that_starves_users_is_found_out(power_law):
@@ -238,12 +239,12 @@ def test_sample_is_made_again_from_all_events_where_the_filter_starved_a_user(sp
     entry, _ = night.ledger.charge(policy, night.period.name, "files:1:1")
     events = frame_of(spark, [event for i in range(6) for event in events_of_user(f"u{i}", 30 * i)]).cache()
 
-    pipeline._write_sample(night, entry, events, starving(K))
+    pipeline._write_sample(night, entry, events, starving(K, PLACED))
     kept = Counter(tables.load("sample")["entry"].to_pylist())
     assert kept[f"{entry.entry}.filtered"] < kept[f"{entry.entry}.whole"] == 5 * K
 
     pipeline.run_count(night, entry)
-    exact = count(bound(events, BoundSettings(K, SALT)), night.grid, night.period)
+    exact = count(place(bound(events, BoundSettings(K, SALT)), night.grid, night.period))
     written = tables.load("histogram").select(["slice", "cell", "count"])
     order = [("slice", "ascending"), ("cell", "ascending")]
     assert written.sort_by(order).to_pylist() == exact.toArrow().sort_by(order).to_pylist()

@@ -15,7 +15,11 @@ from pyspark.sql import functions as F
 
 from heathaze.errors import BoundViolated
 
-COLUMNS = ["user_id", "event_time", "lat", "lon"]
+COLUMNS = ("user_id", "event_time", "lat", "lon")
+"""What makes an event the one it is: what its hash is made of."""
+
+PLACED = ("user_id", "slice", "cell")
+"""What the sample keeps of an event: its place is shuffled, written and read again faster than time and coordinates."""
 
 HEAVIEST = 100_000
 """Users that get a threshold: a bound on what is broadcast, whatever the data."""
@@ -29,7 +33,7 @@ COUNTED_SHARE = 4
 HALF = "is_first_half"
 """Column that tells the two halves of what is counted apart."""
 
-OTHER_FILES = 3.6
+OTHER_FILES = 4.5
 """Events of a user thought to be in files that were not counted, for each in the smaller half; were all files alike, 6."""
 
 
@@ -43,6 +47,8 @@ class BoundSettings:
     """Salt of the hash; one per release."""
     margin: float = 8.0
     """Standard deviations of slack of the filter before the shuffle; see `thresholds`."""
+    kept: tuple[str, ...] = COLUMNS
+    """Columns that are kept of an event."""
     partitions: int | None = None
     """Partitions of the shuffle; None leaves the number to Spark. Many small sorts that fit the cache beat few large ones."""
 
@@ -59,13 +65,12 @@ def bound(events: DataFrame, settings: BoundSettings) -> DataFrame:
     changes the output by at most `max_events_per_user` rows, and any histogram of it has L1 sensitivity k.
     """
     # Sorting by a 64-bit hash of the user first is faster than by the id; the id still decides who is who.
-    first_k = Window.partitionBy("user_hash", "user_id").orderBy("hash", "event_time", "lat", "lon")
-    hashed = events.select(*COLUMNS, F.xxhash64("user_id").alias("user_hash"), _hash(settings.salt).alias("hash"))
+    first_k = Window.partitionBy("user_hash", "user_id").orderBy("hash", *settings.kept[1:])
+    hashed = events.select(*settings.kept, F.xxhash64("user_id").alias("user_hash"), _hash(settings.salt).alias("hash"))
     if settings.partitions is not None:
         hashed = hashed.repartition(settings.partitions, "user_hash")
     ranked = hashed.withColumn("rank", F.row_number().over(first_k))
-    # Written as a sum, which Spark does not push into a second sort before the shuffle: heavy users are thinned out by then.
-    kept = ranked.where(F.col("rank") - settings.max_events_per_user <= 0).select(*COLUMNS)
+    kept = ranked.where(F.col("rank") <= settings.max_events_per_user).select(*settings.kept)
     return kept if settings.partitions is None else kept.coalesce(-(-settings.partitions // SORTS_PER_TASK))
 
 
@@ -86,7 +91,7 @@ def thresholds(counted: DataFrame, settings: BoundSettings) -> DataFrame:
     heavy = (
         counted.groupBy(F.xxhash64("user_id").alias("user_hash"))
         .agg(events.alias("e"))
-        .where(F.col("e") > 1.5 * settings.ample)
+        .where(F.col("e") > 1.2 * settings.ample)
         .orderBy(F.desc("e"), "user_hash")
         .limit(HEAVIEST)
     )
@@ -101,7 +106,7 @@ def drop_hopeless(events: DataFrame, heavy: DataFrame, settings: BoundSettings) 
     """
     marked = events.withColumn("user_hash", F.xxhash64("user_id")).join(F.broadcast(heavy), on="user_hash", how="left")
     keep = F.col("threshold").isNull() | (_hash(settings.salt) <= F.col("threshold"))
-    return marked.where(keep).select(*COLUMNS)
+    return marked.where(keep).select(*events.columns)
 
 
 def counted_part(events: DataFrame) -> DataFrame:

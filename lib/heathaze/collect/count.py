@@ -1,4 +1,4 @@
-"""count: bounded events to exact counts on the public grid, sparse."""
+"""count: events to their places on the public grid, and bounded places to exact counts, sparse."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ from pyspark.sql import functions as F
 from heathaze.grid import Grid, Period
 
 
-def count(sample: DataFrame, grid: Grid, period: Period) -> DataFrame:
+def place(events: DataFrame, grid: Grid, period: Period) -> DataFrame:
+    """The events with their slice and cell, which is all that is needed of them once they are chosen.
+
+    Sensitivity: row by row, by the public grid and period.
+    """
+    return events.withColumns({"slice": slice_of(period), "cell": cell_of(grid)})
+
+
+def count(sample: DataFrame) -> DataFrame:
     """slice, cell, count of the cells that hold an event.
 
     Sensitivity: each event falls in one cell, so a sample that changes by at most k rows when one user comes or goes gives
     counts that change by at most k in sum: L1 sensitivity k.
     """
-    placed = sample.select(slice_of(period).alias("slice"), cell_of(grid).alias("cell"))
-    counted = placed.groupBy("slice", "cell").agg(F.count(F.lit(1)).alias("count"))
+    counted = sample.groupBy("slice", "cell").agg(F.count(F.lit(1)).alias("count"))
     return counted.select("slice", "cell", "count")
 
 

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from heathaze.collect import bound as bounding
 from heathaze.collect import events as incoming
 from heathaze.collect import noise as noising
-from heathaze.collect.count import count
+from heathaze.collect.count import count, place
 from heathaze.collect.entropy import KeyStore, NoiseKey, self_check
 from heathaze.collect.ledger import Entry, Ledger
 from heathaze.collect.private import PrivateTables
@@ -88,7 +88,7 @@ def run_bound(night: Collection, events_address: str) -> Entry:
         return entry
     salt = key.salt()
     partitions = bounding.PARTITIONS_PER_CORE * night.spark.sparkContext.defaultParallelism
-    settings = bounding.BoundSettings(night.policy.privacy.max_events_per_user, salt, partitions=partitions)
+    settings = bounding.BoundSettings(night.policy.privacy.max_events_per_user, salt, kept=bounding.PLACED, partitions=partitions)
     night.say(f"keeping at most {settings.max_events_per_user} events of each user")
     events = incoming.read_source(night.spark, source, night.policy, night.period)
     _write_sample(night, entry, events, settings)
@@ -110,7 +110,7 @@ def run_count(night: Collection, entry: Entry) -> None:
     sample = _sample(night, made[0])
     bounding.check_bound(sample, night.policy.privacy.max_events_per_user)
     night.say("counting events on the grid")
-    histogram = count(sample, night.grid, night.period).withColumn("entry", F.lit(entry.entry))
+    histogram = count(sample).withColumn("entry", F.lit(entry.entry))
     night.tables.append_once("histogram", histogram, token=_token(entry, "histogram"))
 
 
@@ -213,7 +213,7 @@ def _partitions(entry: Entry) -> tuple[str, str]:
 def _write_sample(night: Collection, entry: Entry, events: DataFrame, settings: bounding.BoundSettings) -> None:
     """Materialise the sample, and once more without thresholds in the rare case that they starved a user."""
     whole, filtered = _partitions(entry)
-    usable = incoming.usable(events, night.grid, night.period)
+    usable = place(incoming.usable(events, night.grid, night.period), night.grid, night.period)
     heavy = bounding.thresholds(bounding.counted_part(usable), settings).cache()
     if not night.tables.is_committed("sample", filtered, night.spark):
         sample = bounding.bound(bounding.drop_hopeless(usable, heavy, settings), settings)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from heathaze.schemas import PUBLIC, TableSchema
 from heathaze.tables import Tables
 
-SAMPLE = TableSchema(
-    "sample", "entry string, user_id string, event_time timestamp, lat double, lon double", partition="entry", indexed=False
-)
-"""At most k events of each user: raw records. `entry` is the ledger entry and how the sample was made."""
+SAMPLE = TableSchema("sample", "entry string, user_id string, slice int, cell int", partition="entry", indexed=False)
+"""At most k events of each user, by their places on the public grid. `entry` is the ledger entry and how the sample was made."""
 
 HISTOGRAM = TableSchema("histogram", "entry string, slice int, cell int, count bigint", partition="entry", indexed=False)
 """Exact counts of the cells that are not empty."""
