@@ -296,15 +296,17 @@ class VQVAESettings:
     """Entries of the codebook."""
     code_size: int = 64
     """Dimension of a code."""
-    crop: int = 144
+    target: str = "shrink"
+    """What it learns to draw of a noisy slice: what shrink makes of it, or, as published, the noisy slice itself (noisy)."""
+    crop: int = 48
     """Side of a training crop in cells."""
-    batch: int = 16
+    batch: int = 64
     """Crops of one step, over all ranks."""
     epochs: int = 60
     """Passes over the noisy slices and their coarser versions, at most."""
     patience: int = 15
     """Epochs without a better score after which training stops."""
-    learning_rate: Decimal = Decimal("0.001")
+    learning_rate: Decimal = Decimal("0.002")
     """Of Adam, at its highest."""
     commitment: Decimal = Decimal("0.25")
     """Weight of the distance between the encoder's vectors and their codes."""
@@ -312,6 +314,7 @@ class VQVAESettings:
     def __post_init__(self) -> None:
         for name in ("codes", "code_size", "batch", "epochs", "patience"):
             _must(1 <= getattr(self, name) <= 100_000, f"denoise.vqvae.{name}", "between 1 and 100000", getattr(self, name))
+        _must(self.target in ("shrink", "noisy"), "denoise.vqvae.target", "shrink or noisy", self.target)
         _must(16 <= self.crop <= 1024 and self.crop % 16 == 0, "denoise.vqvae.crop", "a multiple of 16, 16 to 1024", self.crop)
         _must(0 < self.learning_rate < 1, "denoise.vqvae.learning_rate", "between 0 and 1", self.learning_rate)
         _must(0 <= self.commitment <= 10, "denoise.vqvae.commitment", "between 0 and 10", self.commitment)

@@ -75,7 +75,7 @@ def vqvae() -> list[dict[str, Any]]:
     name, truth = _cities()[-1]
     noisy = truth + discrete_laplace(np.random.default_rng(0), float(SCALE), truth.shape)
     settings, variance = VQVAESettings(), noise_variance(SCALE)
-    learner = VQVAELearner(noisy, variance, settings, alone(), seed=0)
+    learner = VQVAELearner(noisy, variance, settings, alone(), seed=0, wanted=shrink(noisy, [], SCALE).values)
     steps = -(-noisy.size * len(RESOLUTIONS) // (settings.batch * settings.crop**2))
     schedule = TrainSettings(settings.epochs, steps, float(settings.learning_rate), 0, settings.patience)
     with tempfile.TemporaryDirectory() as work:
@@ -185,13 +185,13 @@ def step() -> list[dict[str, Any]]:
     steps: dict[str, tuple[Callable[[], object], int]] = {
         "plain port, 8 whole slices": (_stepper(plain, lambda: plain.loss(images)), images.numel())
     }
-    for crop, batch in ((144, 128), (144, 16)):
+    for crop, batch in ((48, 1152), (48, 64)):
         learner = VQVAELearner(slices, 50.0, VQVAESettings(crop=crop, batch=batch), alone(), seed=0)
         data = learner.batch(np.random.default_rng(0))
         one = _stepper(
             learner.model, lambda learner=learner, data=data: learner.loss(data), lambda x=learner: x.after_step(alone())
         )
-        steps[f"heathaze, {batch} crops of {crop}"] = (one, data.numel())
+        steps[f"heathaze, {batch} crops of {crop}"] = (one, data[0].numel())
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(4):  # in turns, so that a slow minute of the machine hits all
         for name, (one, _) in steps.items():

@@ -34,7 +34,7 @@ def one_step(seam: Seam, joined: np.ndarray) -> dict[str, torch.Tensor]:
     optimizer = seam.wrap(torch.optim.SGD(learner.model.parameters(), lr=1.0), learner.model)
     optimizer.zero_grad()
     part = torch.from_numpy(joined[seam.rank :: seam.size])
-    learner.loss(part).backward()
+    learner.loss((part, part)).backward()
     optimizer.step()
     learner.after_step(seam)
     return dict(learner.model.state_dict())

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import torch
 from tests.train.ranks import noisy_slices
 
 from heathaze.learn.denoiser import discrete_laplace, noise_variance
+from heathaze.learn.distributed import alone
+from heathaze.learn.shrink import shrink
+from heathaze.learn.training import TrainSettings, train
 from heathaze.learn.vqvae import VQVAE
-from heathaze.learn.vqvae_training import check_crops, denoise_slice, second_look_error
+from heathaze.learn.vqvae_training import VQVAELearner, check_crops, denoise_slice, second_look_error
 from heathaze.policy import VQVAESettings
 
 
@@ -82,3 +86,19 @@ def test_the_second_look_estimates_the_error_without_the_truth() -> None:
 
     summed, number = second_look_error(Same(), check)  # type: ignore[arg-type]
     assert abs(summed / number - 1.25) < 0.1
+
+
+def test_drawing_what_shrink_makes_of_a_slice_teaches_more_than_drawing_its_noise(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    truth = random.poisson(random.gamma(0.02, 40, (96, 96)), (8, 96, 96))
+    noisy = (truth + discrete_laplace(random, 7.0, truth.shape)).astype(np.int32)
+    settings, variance = VQVAESettings(codes=32, code_size=16, crop=48, batch=8), noise_variance(Fraction(7))
+    errors = {}
+    for name, wanted in (("noisy", None), ("shrink", shrink(noisy, [], Fraction(7)).values)):
+        learner = VQVAELearner(noisy, variance, settings, alone(), seed=0, wanted=wanted)
+        (tmp_path / name).mkdir()
+        trained = train(alone(), learner, TrainSettings(6, 40, 2e-3, 0, 6), tmp_path / name)
+        learner.model.load_state_dict(trained.weights)
+        drawn = np.stack([denoise_slice(learner.model, image, variance) for image in noisy])
+        errors[name] = float(np.average(np.abs(drawn - truth), weights=truth))
+    assert errors["shrink"] < 0.9 * errors["noisy"]

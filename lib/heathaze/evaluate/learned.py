@@ -57,7 +57,8 @@ def prepare(policy: Policy, name: str, noisy: np.ndarray, scale: Fraction) -> De
         return lambda tensor: shrink(tensor, [], scale)
     if name == "vqvae":
         ours = settings.vqvae
-        vqvae = VQVAELearner(noisy, variance, ours, alone(), settings.seed)
+        wanted = shrink(noisy, [], scale).values if ours.target == "shrink" else None
+        vqvae = VQVAELearner(noisy, variance, ours, alone(), settings.seed, wanted)
         cells = noisy.size * len(RESOLUTIONS)
         steps = max(1, -(-cells // (ours.batch * min(ours.crop, noisy.shape[1]) * min(ours.crop, noisy.shape[2]))))
         _train(vqvae, TrainSettings(ours.epochs, steps, float(ours.learning_rate), settings.seed, ours.patience))

@@ -17,6 +17,7 @@ from heathaze.learn.bayes import Context, ContextNet, Earlier
 from heathaze.learn.bayes_training import BayesLearner, blind_error, check_cells, estimate
 from heathaze.learn.denoiser import Denoised
 from heathaze.learn.handoff import Night, read_night, read_slices, shared_out
+from heathaze.learn.shrink import shrink
 from heathaze.learn.snh_places import look
 from heathaze.learn.snh_training import Task, fit
 from heathaze.learn.training import Trained, TrainSettings, train
@@ -83,13 +84,24 @@ class Family:
 
 
 def train_vqvae(seam: Seam, nights: Nights, settings: Denoise, work: str) -> Trained:
-    slices = read_slices(nights.storage, shared_out(list(nights.named), seam.rank, seam.size))
-    ours = settings.vqvae
-    learner = VQVAELearner(slices, denoiser.noise_variance(nights.scale), ours, seam, settings.seed)
+    share, ours = shared_out(list(nights.named), seam.rank, seam.size), settings.vqvae
+    slices = read_slices(nights.storage, share)
+    wanted = _shrunk(nights, share) if ours.target == "shrink" else None
+    learner = VQVAELearner(slices, denoiser.noise_variance(nights.scale), ours, seam, settings.seed, wanted)
     cells = sum(one.slices for one in nights.named) * slices.shape[1] * slices.shape[2] * len(RESOLUTIONS)
     steps = max(1, -(-cells // (ours.batch * min(ours.crop, slices.shape[1]) * min(ours.crop, slices.shape[2]))))
     schedule = TrainSettings(ours.epochs, steps, float(ours.learning_rate), settings.seed, ours.patience)
     return train(seam, learner, schedule, Path(work))
+
+
+def _shrunk(nights: Nights, share: list[tuple[str, int]]) -> np.ndarray:
+    """What shrink makes of the named slices, each with the help of its own night and of the others."""
+    noisy = {night.entry: read_night(nights.storage, night) for night in nights.named}
+    made = {
+        entry: shrink(noisy[entry], [other for name, other in noisy.items() if name != entry], nights.scale).values
+        for entry in {entry for entry, _ in share}
+    }
+    return np.stack([made[entry][number] for entry, number in share])
 
 
 def _denoise_vqvae(weights: Weights, nights: Nights, tensor: np.ndarray, settings: Denoise) -> Denoised:

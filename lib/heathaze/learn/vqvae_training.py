@@ -1,4 +1,9 @@
-"""How the VQ-VAE learns from noisy slices, and how it denoises a slice by tiles."""
+"""How the VQ-VAE learns from noisy slices, and how it denoises a slice by tiles.
+
+The paper's network learns to draw the noisy slice that it sees, and spends its few codes on noise: almost all of what varies in a
+slice. Ours sees the same, but learns to draw what shrinkage makes of the slice with the help of the others: then codes are spent
+on streets. Both come from the noisy tensors alone.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from heathaze.policy import VQVAESettings
 RESOLUTIONS = (1, 2, 4)
 """Multi-resolution learning: crops are also seen as means of blocks of this many cells."""
 
-CHECK_CROPS = 32
+CHECK_CROPS = 256
 """Crops on which the score is measured, the same in every epoch."""
 REVIVE_EVERY = 20
 """Steps after which codes that nobody chooses are put onto vectors; few codes are ever chosen without it."""
@@ -24,11 +29,18 @@ SECOND_LOOK = 0.5
 """Deviations of noise that crops get on top before they are judged; less would make the judging look noisier."""
 
 
-class Crops:
-    """Random crops of noisy slices, in units of the noise's deviation: half anywhere, half where noisy counts are high."""
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""What the network sees, and what it should draw."""
 
-    def __init__(self, slices: np.ndarray, noise_variance: float, side: int):
-        self._slices = slices
+HOT = 0.8
+"""Share of the crops that lie where noisy counts are high."""
+
+
+class Crops:
+    """Random crops of noisy slices and of what should be drawn of them, in units of the noise's deviation."""
+
+    def __init__(self, slices: np.ndarray, wanted: np.ndarray, noise_variance: float, side: int):
+        self._slices, self._wanted = slices, wanted
         self._deviation = noise_variance**0.5
         height, width = slices.shape[1:]
         block = STRIDE * max(RESOLUTIONS)
@@ -36,29 +48,40 @@ class Crops:
         self._cols = min(side, width) // block * block or width
         heat = np.maximum(uniform_filter(slices.mean(0, dtype=np.float64), 15, mode="constant"), 0)
         even = np.full(heat.shape, 1 / heat.size)
-        self._places = np.cumsum((0.5 * even + 0.5 * (heat / heat.sum() if heat.sum() > 0 else even)).ravel())
+        self._places = np.cumsum(((1 - HOT) * even + HOT * (heat / heat.sum() if heat.sum() > 0 else even)).ravel())
 
-    def draw(self, random: np.random.Generator, count: int, resolutions: tuple[int, ...]) -> torch.Tensor:
+    def draw(self, random: np.random.Generator, count: int, resolutions: tuple[int, ...]) -> Batch:
         """`count` crops, each at one of the resolutions: as means of blocks, drawn at full size."""
         height, width = self._slices.shape[1:]
         rows, cols = self._rows, self._cols
-        crops = np.empty((count, 1, rows, cols), dtype=np.float32)
-        for crop in crops:
+        pairs = np.empty((count, 2, rows, cols), dtype=np.float32)
+        for pair in pairs:
             centre = min(int(np.searchsorted(self._places, random.random() * self._places[-1])), height * width - 1)
             top = int(np.clip(centre // width - rows // 2, 0, height - rows))
             left = int(np.clip(centre % width - cols // 2, 0, width - cols))
-            crop[0] = self._slices[random.integers(len(self._slices)), top : top + rows, left : left + cols]
+            number = random.integers(len(self._slices))
+            for crop, images in zip(pair, (self._slices, self._wanted), strict=True):
+                crop[:] = images[number, top : top + rows, left : left + cols]
             block = resolutions[random.integers(len(resolutions))]
             if block > 1 and rows % block == 0 and cols % block == 0:
-                means = crop[0].reshape(rows // block, block, cols // block, block).mean((1, 3))
-                crop[0] = np.repeat(np.repeat(means, block, 0), block, 1)
-        return torch.from_numpy(crops / np.float32(self._deviation))
+                means = pair.reshape(2, rows // block, block, cols // block, block).mean((2, 4))
+                pair[:] = np.repeat(np.repeat(means, block, 1), block, 2)
+        seen, wanted = torch.from_numpy(pairs / np.float32(self._deviation)).split(1, dim=1)
+        return seen, wanted
 
 
 class VQVAELearner:
-    """Trains a VQ-VAE on the noisy slices of one rank."""
+    """Trains a VQ-VAE on the noisy slices of one rank; `wanted` is what it should draw of them, None: the slices themselves."""
 
-    def __init__(self, slices: np.ndarray, noise_variance: float, settings: VQVAESettings, seam: Seam, seed: int):
+    def __init__(
+        self,
+        slices: np.ndarray,
+        noise_variance: float,
+        settings: VQVAESettings,
+        seam: Seam,
+        seed: int,
+        wanted: np.ndarray | None = None,
+    ):
         torch.manual_seed(seed)
         self.model = VQVAE(settings.codes, settings.code_size)
         self._settings = settings
@@ -67,20 +90,21 @@ class VQVAELearner:
         mean, square, ranks = seam.sum(moments, name="moments").tolist()
         self._variance = max(square / ranks - (mean / ranks) ** 2, 1e-9) / noise_variance
         self._batch = max(1, settings.batch // seam.size)
-        self._crops = Crops(slices, noise_variance, settings.crop)
+        self._crops = Crops(slices, slices if wanted is None else wanted, noise_variance, settings.crop)
         self._check = check_crops(slices, noise_variance, settings, seed)
         self._last: tuple[torch.Tensor, torch.Tensor] | None = None
         self._steps = self._revived = 0
 
-    def batch(self, random: np.random.Generator) -> torch.Tensor:
+    def batch(self, random: np.random.Generator) -> Batch:
         return self._crops.draw(random, self._batch, RESOLUTIONS)
 
-    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+    def loss(self, batch: Batch) -> torch.Tensor:
         """Mean squared error over the variance of the noisy data, plus the commitment to the codes."""
-        drawn, vectors, nearest = self.model(batch)
+        seen, wanted = batch
+        drawn, vectors, nearest = self.model(seen)
         self._last = (vectors.detach(), nearest)
         distance = functional.mse_loss(vectors, self.model.quantiser.codes[nearest])
-        return functional.mse_loss(drawn, batch) / self._variance + float(self._settings.commitment) * distance
+        return functional.mse_loss(drawn, wanted) / self._variance + float(self._settings.commitment) * distance
 
     def after_step(self, seam: Seam) -> None:
         """Codes follow the vectors of all ranks together; otherwise the ranks' codebooks drift apart."""
@@ -134,7 +158,7 @@ def check_crops(slices: np.ndarray, noise_variance: float, settings: VQVAESettin
     autoencoder unlearns as it learns to draw what it sees.
     """
     random = np.random.default_rng((seed, 7))
-    crops = Crops(slices, noise_variance, settings.crop).draw(random, CHECK_CROPS, (1,))
+    crops, _ = Crops(slices, slices, noise_variance, settings.crop).draw(random, CHECK_CROPS, (1,))
     more = torch.from_numpy(random.laplace(0, 0.5**0.5, crops.shape).astype(np.float32))
     seen = crops + SECOND_LOOK * more
     around = functional.avg_pool2d(seen, 5, stride=1, padding=2, count_include_pad=False)
