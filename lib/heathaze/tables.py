@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import deltalake
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.fs as fs
+import pyarrow.parquet as pq
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyspark.sql import functions as F
 
@@ -193,6 +195,15 @@ class Tables:
         self._check_version(name, spark)
         return load_rows(self.storage(name, spark), where, columns)
 
+    def load_singly(
+        self, name: str, part: str, columns: list[str], spark: SparkSession | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition of a table, one by one, without a Spark job."""
+        schema = self.schemas[name]
+        if self.exists(name, spark):
+            self._check_version(name, spark)
+            yield from load_singly(self.storage(name, spark), pc.field(schema.partition) == part, columns)
+
     def ledger_log(self, spark: SparkSession | None = None) -> ConditionalLog:
         """The ledger's table, to which a row is added only if none was added since it was read."""
         if not self.in_catalog:
@@ -251,9 +262,20 @@ def check_schema_version(name: str, description: str | None) -> None:
 
 def load_rows(storage: str, where: pc.Expression | None = None, columns: list[str] | None = None) -> pa.Table:
     """Rows of the table whose files are at `storage`: each rank of a training job reads its own."""
+    return _dataset(storage).to_table(filter=where, columns=columns)
+
+
+def load_singly(storage: str, partitions: pc.Expression, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of some partitions one by one: large values are copied once, where a column would be grown again and again."""
+    for fragment in _dataset(storage).get_fragments(partitions):
+        file = fragment.filesystem.open_input_file(fragment.path)
+        yield from pq.ParquetFile(file, pre_buffer=False).iter_batches(batch_size=1, columns=columns, use_threads=False)
+
+
+def _dataset(storage: str) -> ds.Dataset:
     # A folder is mapped into memory; through delta-rs every byte would be copied twice more.
     local = fs.SubTreeFileSystem(storage, fs.LocalFileSystem(use_mmap=True)) if Path(storage).is_dir() else None
-    return deltalake.DeltaTable(storage).to_pyarrow_dataset(filesystem=local).to_table(filter=where, columns=columns)
+    return deltalake.DeltaTable(storage).to_pyarrow_dataset(filesystem=local)
 
 
 def append_arrow(storage: str, rows: pa.Table) -> None:

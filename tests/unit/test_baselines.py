@@ -19,8 +19,8 @@ from heathaze.evaluate.meter import Meter, Overspent
 from heathaze.evaluate.methods import INFO, METHODS
 from heathaze.learn.denoiser import noise_variance
 
-NAMES = ["zero", "identity", "clipped", "block", "gaussian", "gaussian_oracle", "ug", "ag", "hb", "hb3d", "quadtree", "dawa"]
-NAMES += ["ahp", "mwem", "privbayes", "privtree", "dpcube", "stholes", "pgm", "shrink"]
+NAMES = ["zero", "identity", "clipped", "block", "block_oracle", "gaussian", "gaussian_oracle", "ug", "ag", "hb", "hb3d"]
+NAMES += ["quadtree", "dawa", "ahp", "mwem", "privbayes", "privtree", "dpcube", "stholes", "pgm", "shrink"]
 LOOKING = [name for name in NAMES if name != "zero"]
 PRIVATE = [name for name in NAMES if not INFO[name].is_oracle]
 EPSILON, HUGE = Fraction(1, 2), Fraction(10**7)
@@ -58,7 +58,7 @@ def box_error(estimate: np.ndarray, counts: np.ndarray, side: int) -> float:
 
 def test_the_registry_has_every_method_and_says_what_it_is():
     assert set(METHODS) == set(INFO) == set(NAMES)
-    assert {name for name in NAMES if INFO[name].is_oracle} == {"gaussian_oracle"}
+    assert {name for name in NAMES if INFO[name].is_oracle} == {"block_oracle", "gaussian_oracle"}
     assert {name for name in NAMES if INFO[name].runs_at} == {"mwem", "privbayes"}
     assert all(INFO[name].reference and METHODS[name].__doc__ for name in NAMES)
 
@@ -144,9 +144,10 @@ def test_an_estimate_depends_on_the_counts_through_the_meter_only(name):
     assert np.array_equal(estimate, same)
 
 
-def test_the_oracle_is_caught_looking_past_the_meter():
+@pytest.mark.parametrize("name", ["block_oracle", "gaussian_oracle"])
+def test_an_oracle_is_caught_looking_past_the_meter(name):
     counts = towns(4, (2, 21, 18), 4000)
-    _, _, estimate, other = replayed("gaussian_oracle", counts, np.ones_like(counts), 1)
+    _, _, estimate, other = replayed(name, counts, np.ones_like(counts), 1)
     assert not np.array_equal(estimate, other)
 
 
@@ -304,9 +305,10 @@ def test_smoothers_smooth_what_is_smooth_and_leave_what_is_not(name):
     assert np.array_equal(run(name, rough), run("identity", rough))
 
 
-def test_the_oracle_is_at_least_as_good_at_records_as_the_honest_width():
+@pytest.mark.parametrize("name", ["block", "gaussian"])
+def test_an_oracle_is_at_least_as_good_at_records_as_the_honest_width(name):
     counts = towns(13)
-    honest, oracle = (np.abs(run(name, counts) - counts) * counts for name in ("gaussian", "gaussian_oracle"))
+    honest, oracle = (np.abs(run(kind, counts) - counts) * counts for kind in (name, f"{name}_oracle"))
     assert oracle.sum() <= honest.sum()
 
 

@@ -598,8 +598,8 @@ def test_an_open_release_holds_what_was_published_without_a_copy(tmp_path: Path)
     assert release.name == name and release.gamma == 2.0 and release.scale == Fraction(150, 49)
     assert release.values.dtype == np.float32 and release.values == pytest.approx(2 * values, rel=1e-6)
     assert release.noisy.dtype == np.int32 and (release.noisy == np.rint(values) - 1).all()
-    assert release.deviation is not None and release.deviation == pytest.approx(0.1 * values, rel=1e-6)
-    assert not release.values.flags.owndata and not release.values.flags.writeable
+    assert release.deviation_slices is not None and np.asarray(release.deviation_slices) == pytest.approx(0.1 * values, rel=1e-6)
+    assert not any(image.flags.owndata or image.flags.writeable for image in release.value_slices)
     assert len(release.edges) == 5 and release.model is None
     answers = count(release, release.boxes())
     assert answers.answer[0] == pytest.approx(2 * values.sum(), rel=1e-6)
@@ -608,26 +608,19 @@ def test_an_open_release_holds_what_was_published_without_a_copy(tmp_path: Path)
 def test_a_release_without_deviations_is_opened_too(tmp_path: Path) -> None:
     tables = Tables(str(tmp_path))
     publish_night(tables, "2026-11-14", is_silent=True)
-    assert open_release(tables).deviation is None
+    assert open_release(tables).deviation_slices is None
 
 
-def test_slices_in_any_order_and_several_pieces_are_put_in_place() -> None:
+def test_slices_in_any_order_are_put_in_place() -> None:
     images = [np.full((2, 3), number, dtype="<f4") for number in range(4)]
+    schema = pa.schema([("slice", pa.int32()), ("values", pa.binary())])
     order = [2, 0, 3, 1]
-    pieces = [
-        pa.table({"slice": pa.array(part, pa.int32()), "values": [images[i].tobytes() for i in part]})
-        for part in (order[:3], order[3:])
-    ]
-    pieces = [piece.cast(pa.schema([("slice", pa.int32()), ("values", pa.binary())])) for piece in pieces]
-    found = query._tensor(pa.concat_tables(pieces), "values", "<f4", (4, 2, 3))
-    assert found is not None and (found == np.stack(images)).all()
-    ordered = pa.concat_tables(pieces).sort_by("slice").combine_chunks()
-    assert (query._tensor(ordered, "values", "<f4", (4, 2, 3)) == np.stack(images)).all()
-    behind = pa.concat_tables([pieces[0].slice(0, 1), ordered]).combine_chunks().slice(1)  # the values begin within the buffer
-    assert (query._tensor(behind, "values", "<f4", (4, 2, 3)) == np.stack(images)).all()
+    rows = pa.table({"slice": order, "values": [images[i].tobytes() for i in order]}, schema).to_batches(max_chunksize=1)
+    found = query._slices(rows, "values", "<f4", (4, 2, 3))
+    assert found is not None and (np.asarray(found) == np.stack(images)).all()
     for wrong in ((5, 2, 3), (4, 2, 2)):
         with pytest.raises(InputError, match="but it holds others"):
-            query._tensor(ordered, "values", "<f4", wrong)
+            query._slices(rows, "values", "<f4", wrong)
 
 
 def test_a_chain_ends_at_a_gap_and_takes_the_newest_release_of_a_period(tmp_path: Path) -> None:

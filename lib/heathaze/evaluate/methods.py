@@ -18,7 +18,7 @@ from heathaze.evaluate.baselines.pgm import pgm
 from heathaze.evaluate.baselines.privtree import privtree
 from heathaze.evaluate.baselines.quadtree import quadtree
 from heathaze.evaluate.baselines.simple import clipped, identity, zero
-from heathaze.evaluate.baselines.smoothers import block, gaussian, gaussian_oracle
+from heathaze.evaluate.baselines.smoothers import block, block_oracle, gaussian, gaussian_oracle
 from heathaze.evaluate.baselines.stholes import stholes
 from heathaze.evaluate.baselines.uniform_grid import ug
 from heathaze.evaluate.meter import Meter, Method
@@ -49,6 +49,7 @@ INFO: dict[str, MethodInfo] = {
     "identity": MethodInfo(identity, "Dwork et al. 2006"),
     "clipped": MethodInfo(clipped, "Dwork et al. 2006, negatives cut"),
     "block": MethodInfo(block, "block means, side by Mallows 1973"),
+    "block_oracle": MethodInfo(block_oracle, "block means, side by the truth", is_oracle=True),
     "gaussian": MethodInfo(gaussian, "Gaussian filter, width by Stein 1981"),
     "gaussian_oracle": MethodInfo(gaussian_oracle, "Gaussian filter, width by the truth", is_oracle=True),
     "ug": MethodInfo(ug, "Qardaji, Yang, Li 2013 (ICDE)"),

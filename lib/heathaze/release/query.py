@@ -24,7 +24,6 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from heathaze.errors import InputError
 from heathaze.grid import METRES_PER_DEGREE, Grid
@@ -53,14 +52,14 @@ def _no_label(number: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """A published release, open for queries. Tensors are slices x rows x cols."""
+    """A published release, open for queries. Slices are rows x cols, as they were read; tensors are made on demand."""
 
     name: str
-    values: np.ndarray
+    value_slices: Sequence[np.ndarray]
     """float32; what is published: gamma x the denoised count."""
-    noisy: np.ndarray
+    noisy_slices: Sequence[np.ndarray]
     """int32, in units of the bounded sample."""
-    deviation: np.ndarray | None
+    deviation_slices: Sequence[np.ndarray] | None
     """float32, in the same units; what the denoiser claims of each cell."""
     grid: Grid
     edges: tuple[datetime, ...]
@@ -72,6 +71,19 @@ class Release:
     manifest: dict[str, Any]
     networks: bytes | None = None
     """Of the method snh: the networks with the grid that they came from."""
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        return np.asarray(self.value_slices)
+
+    @cached_property
+    def noisy(self) -> np.ndarray:
+        return np.asarray(self.noisy_slices)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Slices, rows and cols."""
+        return len(self.value_slices), self.grid.rows, self.grid.cols
 
     @cached_property
     def squares(self) -> Squares | None:
@@ -106,16 +118,16 @@ class Release:
 
     @cached_property
     def value_prefix(self) -> np.ndarray:
-        return prefix_sum(self.values)
+        return prefix_sum(self.value_slices)
 
     @cached_property
     def noisy_prefix(self) -> np.ndarray:
-        return prefix_sum(self.noisy)
+        return prefix_sum(self.noisy_slices)
 
     @cached_property
     def claim_prefix(self) -> np.ndarray | None:
         """Of the squared deviations."""
-        return None if self.deviation is None else prefix_sum(self.deviation, 2)
+        return None if self.deviation_slices is None else prefix_sum(self.deviation_slices, 2)
 
     @property
     def metres(self) -> tuple[float, float]:
@@ -300,12 +312,9 @@ def _open(tables: Tables, published: Published, spark: SparkSession | None) -> R
     grid = Grid(**{side: manifest["grid"][side] for side in ("south", "west", "north", "east", "rows", "cols")})
     edges = tuple(datetime.fromisoformat(edge) for edge in manifest["slices"])
     columns = {"values": "<f4", "noisy": "<i4", "deviation": "<f4"}
-    rows = tables.load("releases", pc.field("release") == published.release, ["slice", *columns], spark)
+    rows = list(tables.load_singly("releases", published.release, ["slice", *columns], spark))
     shape = (len(edges) - 1, grid.rows, grid.cols)
-    values, noisy, deviation = (_tensor(rows, column, kind, shape) for column, kind in columns.items())
-    for tensor in (values, noisy, deviation):
-        if tensor is not None:
-            tensor.flags.writeable = False
+    values, noisy, deviation = (_slices(rows, column, kind, shape) for column, kind in columns.items())
     if values is None or noisy is None:
         raise InputError(f"{published.release} must hold values and noisy counts, but some are missing: see heathaze verify.")
     scale, gamma = Fraction(manifest["noise"]["scale"]), float(manifest["refinement"]["gamma"])
@@ -313,26 +322,23 @@ def _open(tables: Tables, published: Published, spark: SparkSession | None) -> R
     return Release(published.release, values, noisy, deviation, grid, edges, scale, gamma, manifest, networks)
 
 
-def _tensor(rows: pa.Table, name: str, kind: str, shape: tuple[int, int, int]) -> np.ndarray | None:
-    """The slices of one column as one array, None where some are null.
-
-    Arrow keeps the values of a column one after the other, so where they are in order they are the array, and nothing is copied.
-    """
-    column, order = rows[name], rows["slice"].to_numpy()
-    if column.null_count:
+def _slices(rows: list[pa.RecordBatch], name: str, kind: str, shape: tuple[int, int, int]) -> list[np.ndarray] | None:
+    """The slices of one column in their order, as Arrow read them, without a copy; None where some are null."""
+    if any(row[name].null_count for row in rows):
         return None
+    order = [row["slice"][0].as_py() for row in rows]
+    images = dict(zip(order, (_numbers(row[name], kind) for row in rows), strict=True))
     cells = shape[1] * shape[2]
-    sizes = pc.binary_length(column).to_numpy()
-    if sorted(order) != list(range(shape[0])) or (sizes != 4 * cells).any():
+    if sorted(order) != list(range(shape[0])) or any(image.size != cells for image in images.values()):
         raise InputError(f"the release must hold {shape[0]} slices of {cells} cells, but it holds others: see heathaze verify.")
-    if column.num_chunks == 1 and pa.types.is_binary(column.type) and (np.diff(order) == 1).all():
-        _, offsets, data = column.chunk(0).buffers()
-        first = np.frombuffer(offsets, dtype=np.int32)[column.chunk(0).offset]
-        return np.frombuffer(data, dtype=kind, count=shape[0] * cells, offset=first).reshape(shape)
-    tensor = np.empty(shape, dtype=kind)
-    for number, value in zip(order, column, strict=True):
-        tensor[number] = np.frombuffer(value.as_buffer(), dtype=kind).reshape(shape[1:])
-    return tensor
+    return [images[number].reshape(shape[1:]) for number in range(shape[0])]
+
+
+def _numbers(binary: pa.BinaryArray, kind: str) -> np.ndarray:
+    """The numbers of the one value of an array; a scalar of Arrow would be a copy."""
+    _, offsets, data = binary.buffers()
+    begin, end = np.frombuffer(offsets, np.int32)[binary.offset : binary.offset + 2]
+    return np.frombuffer(data, kind, count=(end - begin) // 4, offset=begin)
 
 
 def count(release: Release, boxes: Boxes, noisy: bool = False) -> Answers:
@@ -343,7 +349,7 @@ def count(release: Release, boxes: Boxes, noisy: bool = False) -> Answers:
     if release.squares is None or noisy:
         return _from_grid(release, boxes, noisy)
     # The networks of snh speak of the whole period; each box is answered as it would be alone.
-    is_whole = (boxes.slices[:, 0] <= 0) & (boxes.slices[:, 1] >= len(release.values))
+    is_whole = (boxes.slices[:, 0] <= 0) & (boxes.slices[:, 1] >= release.shape[0])
     if not is_whole.any():
         return _from_grid(release, boxes, noisy)
     whole = _by_squares(release, release.squares, boxes.chosen(is_whole))
@@ -422,7 +428,7 @@ def _claimed(release: Release, boxes: Boxes, squares: np.ndarray) -> np.ndarray 
     """
     if release.claim_prefix is None:
         return None
-    low, high = boxes.cells_met(release.values.shape)
+    low, high = boxes.cells_met(release.shape)
     variance = whole_sums(release.claim_prefix, low, high)
     return np.sqrt(np.maximum(variance, 0) / np.prod(high - low, axis=1) * squares)
 
@@ -465,7 +471,7 @@ def hotspots(
     boxes = release.boxes_around(lat, lon, side, start, end, label)
     lat, lon, levels, side = (np.broadcast_to(np.asarray(value, dtype=np.float64), len(boxes)) for value in (lat, lon, nu, side))
     _require(levels > 0, label, lambda i: f"nu must be above 0 events, but it is {levels[i]:g}.")
-    spans = np.stack([met[:, 0] for met in boxes.cells_met(release.values.shape)], axis=1)
+    spans = np.stack([met[:, 0] for met in boxes.cells_met(release.shape)], axis=1)
     values = release.noisy * np.float32(release.gamma) if noisy else release.values
     up, across = release.metres
     points = np.stack([(lat - release.grid.south) * up, (lon - release.grid.west) * across], axis=1)

@@ -23,7 +23,7 @@ MARGIN = 0.75
 def plot_range(release: Release, answers: Answers, noisy: bool, path: str | Path) -> None:
     """The box on the map of its slices, and its count slice by slice with the 90 % interval."""
     boxes = answers.boxes
-    (first, *_), (beyond, *_) = (met[0] for met in boxes.cells_met(release.values.shape))
+    (first, *_), (beyond, *_) = (met[0] for met in boxes.cells_met(release.shape))
     figure, (left, right) = _panels(f"{answers.answer[0]:,.1f} events, 90 %: {answers.low[0]:,.1f} to {answers.high[0]:,.1f}")
     corner, size = (boxes.lon[0, 0], boxes.lat[0, 0]), (np.ptp(boxes.lon[0]), np.ptp(boxes.lat[0]))
     _draw_map(figure, left, release, _tensor(release, noisy)[first:beyond].sum(0))

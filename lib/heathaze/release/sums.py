@@ -12,9 +12,9 @@ SIGN = np.array([-1.0, 1.0])
 """Of the begin and the end of an edge."""
 
 
-def prefix_sum(values: np.ndarray, power: int = 1) -> np.ndarray:
+def prefix_sum(values: Sequence[np.ndarray] | np.ndarray, power: int = 1) -> np.ndarray:
     """F[t, r, c] = the sum of values[:t, :r, :c], to a power, float64, one longer than `values` along each axis."""
-    slices, rows, cols = values.shape
+    slices, (rows, cols) = len(values), values[0].shape
     total = np.zeros((rows, cols))
     prefix = np.empty((slices + 1, rows + 1, cols + 1))
     prefix[0], prefix[:, 0], prefix[:, :, 0] = 0, 0, 0

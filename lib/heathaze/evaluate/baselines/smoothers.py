@@ -41,17 +41,25 @@ def gaussian(counts: np.ndarray, meter: Meter) -> np.ndarray:
     return _least_risk(noisy, WIDTHS, _gaussian_filter, _gaussian_trace, meter)
 
 
-def gaussian_oracle(counts: np.ndarray, meter: Meter) -> np.ndarray:
-    """ORACLE: the Gaussian filter whose width is chosen with the truth known. No release can do this; it bounds `gaussian`.
+def block_oracle(counts: np.ndarray, meter: Meter) -> np.ndarray:
+    """ORACLE: the block means whose side is chosen with the truth known. No release can do this; it bounds `block`."""
+    return _least_error(counts, identity(counts, meter), SIDES, _block_means)
 
-    The width is that of least mean absolute error at the records, each cell weighing as much as it has events.
-    """
-    noisy = identity(counts, meter)
+
+def gaussian_oracle(counts: np.ndarray, meter: Meter) -> np.ndarray:
+    """ORACLE: the Gaussian filter whose width is chosen with the truth known. No release can do this; it bounds `gaussian`."""
+    return _least_error(counts, identity(counts, meter), WIDTHS, _gaussian_filter)
+
+
+def _least_error(
+    counts: np.ndarray, noisy: np.ndarray, widths: Sequence[float], smooth: Callable[[np.ndarray, float], np.ndarray]
+) -> np.ndarray:
+    """The smoothed tensor of least absolute error at the records, each cell weighing as much as it has events."""
 
     def error_at_records(estimate: np.ndarray) -> float:
         return float((counts * np.abs(estimate - counts)).sum())
 
-    return min((_gaussian_filter(noisy, width) for width in WIDTHS), key=error_at_records)
+    return min((smooth(noisy, width) for width in widths), key=error_at_records)
 
 
 def _least_risk(
