@@ -5,7 +5,8 @@ widths and each in units of its own noise. `ContextNet` turns that into a prior 
 
 Blindness is exact, to the bit. All sums are of whole numbers in float64, which do not round, so taking a cell's own value out
 of a sum leaves no trace of it. The same slice comes in through one layer of sums with a hole in the centre, and nothing after it
-mixes cells.
+mixes cells. Where weights of other slices are fitted to the slice itself, those of a cell come from cells of the other colour of
+a chessboard.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ WIDTHS = (2, 5, 13, 35, 99)
 
 NARROW = 3
 """So many of the widths are also used of some slices only, such as the one before."""
+
+WARM = 20_000
+"""Cells of one colour, the warmest, on which the weights of other slices are fitted."""
+
+ALIKE = 14
+"""Earlier nights, the last ones, whose weights are fitted one by one."""
 
 SOURCES = ("history", "weekday", "last")
 """What earlier nights tell: the same slice of all of them, of those a whole number of weeks ago, and of the last one."""
@@ -108,6 +115,7 @@ class Context:
         usable = sorted((night for night in earlier if night.noisy.shape == tonight.shape), key=lambda night: night.age)
         kinds = {"history": usable, "weekday": [night for night in usable if night.age % 7 == 0], "last": usable[:1]}
         self._earlier = {name: _added(nights) for name, nights in kinds.items() if nights and name in sources}
+        self._nights = [night.noisy for night in usable[:ALIKE]] if "history" in self._earlier else []
         self.names = [name for name, _, _ in self._gather(0)]
 
     @property
@@ -165,6 +173,8 @@ class Context:
             found += _pairs("others", rest, share)
             spread = (self._squares - own * own) / others - rest * rest - noise
             found.append(("others vary", spread, 5 * noise * noise / others))
+        if others + len(self._nights) > 1:
+            found += self._alike(number)
         if others > 1:
             found += self._slices("near", [number - 1, number + 1], 2)
             around = [q for q in range(max(0, number - 6), min(self.slices, number + 7)) if q != number]
@@ -177,6 +187,33 @@ class Context:
             found += self._slices("season", same, 3)
         for name, nights in self._earlier.items():
             found += self._before(name, nights, number, None if name == "history" else 2)
+        return found
+
+    def _alike(self, number: int) -> list[tuple[str, np.ndarray, float]]:
+        """The slice as the sum of others that fits it best by least squares where events are, at the centre and at narrow widths.
+
+        The others are those of tonight and the same slice of earlier nights. Weekdays are alike, and so are weekends; how alike
+        is read off the warmest cells.
+        """
+        others = [self._tonight[q] for q in range(self.slices) if q != number] + [night[number] for night in self._nights]
+        share = self._noise / len(others)
+        mean = np.zeros((self._height, self._width))
+        for image in others:
+            mean += image
+        heat = np.maximum(mean / len(others) - 2 * sqrt(share), 0).ravel()
+        chess = np.add.outer(np.arange(self._height), np.arange(self._width)) % 2 == 0
+        images = []
+        for colour in (chess, ~chess):
+            weights = _fitted(self._tonight[number], others, np.where(colour.ravel(), 0, heat))
+            image = np.zeros((self._height, self._width))
+            for weight, other in zip(weights, others, strict=True):
+                image += weight * other
+            images.append(image / sqrt(max(self._noise * float(weights @ weights), 1e-3 * share)))
+        found = [("alike", np.where(chess, images[0], images[1]), 1.0)]
+        for place, width in enumerate(self._narrow):
+            kernel = self._kernels[width]
+            means = [kernel.mean(kernel.sums(image)) for image in images]
+            found.append((f"alike {place}", np.where(chess, means[0], means[1]), kernel.variance()))
         return found
 
     def _slices(self, name: str, wanted: list[int], widths: int) -> list[tuple[str, np.ndarray, float]]:
@@ -206,6 +243,20 @@ class Context:
             found.append((f"{name} always", always, share / self.slices))
             found.append((f"{name} always 0", kernel.mean(kernel.sums(always)), share / self.slices * kernel.variance()))
         return found
+
+
+def _fitted(image: np.ndarray, others: list[np.ndarray], heat: np.ndarray) -> np.ndarray:
+    """Weights with which others add up to an image, by least squares over the warmest cells; equal where few cells are warm."""
+    warm = np.flatnonzero(heat)
+    if len(warm) > WARM:
+        warm = warm[np.argpartition(heat[warm], -WARM)[-WARM:]]
+    if len(warm) < 10 * len(others):
+        return np.full(len(others), 1 / len(others))
+    seen = np.stack([other.ravel()[warm] for other in others]).astype(np.float64)
+    weighted = seen * heat[warm]
+    moments = weighted @ seen.T
+    moments[np.diag_indices_from(moments)] *= 1.01
+    return np.asarray(np.linalg.solve(moments, weighted @ image.ravel()[warm].astype(np.float64)))
 
 
 @dataclass(frozen=True)

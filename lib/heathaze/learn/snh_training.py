@@ -9,7 +9,7 @@ square networks learn how a count follows from what the noisy grid shows, and ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import exp, log
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from heathaze.learn.denoiser import noise_variance
-from heathaze.learn.distributed import Seam
+from heathaze.learn.distributed import Seam, alone
 from heathaze.learn.snh import CellNetwork, PaperNetworks, SquareNetworks
 from heathaze.learn.snh_places import (
     CELL_FEATURES,
@@ -37,7 +37,7 @@ from heathaze.learn.snh_places import (
     surroundings,
     unevenness,
 )
-from heathaze.learn.training import Quiet, Trained, TrainSettings, train
+from heathaze.learn.training import Epoch, Learner, Quiet, Trained, TrainSettings, train
 from heathaze.policy import SNHSettings
 
 HELD_OUT = 0.1
@@ -221,15 +221,17 @@ class Questions:
 
 
 class SquareLearner(Quiet):
-    """Trains the square networks on replicas: quantiles by pinball loss, relative to the count or to psi."""
+    """Trains the square networks of some sizes on replicas: quantiles by pinball loss, relative to the count or to psi."""
 
-    def __init__(self, task: Task, weights: Weights, seam: Seam):
-        noisy, scale, extents, settings = task.noisy, task.scale, task.extents, task.settings
+    def __init__(self, task: Task, weights: Weights, sizes: Sequence[int]):
+        noisy, scale, settings = task.noisy, task.scale, task.settings
+        extents = [task.extents[size] for size in sizes]
         torch.manual_seed(task.seed)
-        self.model = SquareNetworks(len(extents), SQUARE_FEATURES)
-        self._least = task.least
-        self._batch = max(1, settings.batch // seam.size)
-        random = np.random.default_rng((task.seed, 2, seam.rank))
+        whole = SquareNetworks(len(task.extents), SQUARE_FEATURES).state_dict()
+        self.model = SquareNetworks(len(sizes), SQUARE_FEATURES)
+        self.model.load_state_dict(_of_sizes(whole, sizes))
+        self._least, self._batch = task.least, settings.batch
+        random = np.random.default_rng((task.seed, 2))
         possible = look(noisy, scale, weights, random, REPLICAS + JUDGES)[1]
         uneven = unevenness(noisy, noise_variance(scale))
         lifts = self.lifts = lift(noisy, split(possible[0], uneven, random), scale, extents)
@@ -381,9 +383,9 @@ def _fit_squares(seam: Seam, task: Task, cells: Trained, work: Path) -> Trained:
         torch.manual_seed(task.seed)
         squares = SquareNetworks(len(task.extents), SQUARE_FEATURES).state_dict()
         return replace(cells, weights={**cells.weights, **{f"squares.{name}": value for name, value in squares.items()}})
-    learner = SquareLearner(task, {name: value.numpy() for name, value in cells.weights.items()}, seam)
+    known = {name: value.numpy() for name, value in cells.weights.items()}
     how = TrainSettings(task.settings.epochs, 100, 3e-3, task.seed, task.settings.patience)
-    trained = train(seam, learner, how, work, "squares")
+    trained = _share_out(seam, len(task.extents), lambda sizes: SquareLearner(task, known, sizes), how, work, "squares")
     weights = {**cells.weights, **{f"squares.{name}": value for name, value in trained.weights.items()}}
     return replace(trained, weights=weights, before={"cells": cells.curve})
 
@@ -395,11 +397,14 @@ class PaperLearner(Quiet):
     SECOND_LOOK, and the judging labels - w / SECOND_LOOK: with w of the law of the noise, the two noises are uncorrelated.
     """
 
-    def __init__(self, task: Task, seam: Seam):
-        noisy, scale, extents, settings = task.noisy, task.scale, task.extents, task.settings
+    def __init__(self, task: Task, sizes: Sequence[int]):
+        noisy, scale, settings = task.noisy, task.scale, task.settings
+        extents = [task.extents[size] for size in sizes]
         torch.manual_seed(task.seed)
-        self.model = PaperNetworks(len(extents))
-        self._least, self._batch = task.least, max(1, settings.batch // seam.size)
+        whole = PaperNetworks(len(task.extents)).state_dict()
+        self.model = PaperNetworks(len(sizes))
+        self.model.load_state_dict(_of_sizes(whole, sizes))
+        self._least, self._batch = task.least, settings.batch
         random = np.random.default_rng((task.seed, 3))
         noise = random.geometric(1 - exp(-1 / float(scale)), (2, *noisy.shape))
         extra = (noise[0] - noise[1]).astype(np.float64)
@@ -411,7 +416,7 @@ class PaperLearner(Quiet):
         self._chance = np.cumsum(0.2 + 0.4 * corners.ravel())
         rows, cols = np.meshgrid(*(np.linspace(-5, 5, side + 1, dtype=np.float32) for side in noisy.shape), indexing="ij")
         self._centres = torch.from_numpy(np.stack([rows.ravel(), cols.ravel()], axis=1))
-        self._checked = self.batch(np.random.default_rng((task.seed, 4, seam.rank)), 16)
+        self._checked = self.batch(np.random.default_rng((task.seed, 4)), 16)
         self.deviations = np.zeros(len(extents))
 
     def batch(self, random: np.random.Generator, times: int = 1) -> torch.Tensor:
@@ -452,9 +457,9 @@ def _squares_along(cells: int, extent: float) -> np.ndarray:
 
 
 def _fit_paper(seam: Seam, task: Task, work: Path) -> Trained:
-    learner = PaperLearner(task, seam)
     how = TrainSettings(task.settings.epochs, 50, 1e-3, task.seed, task.settings.patience)
-    trained = train(seam, learner, how, work, "paper")
+    trained = _share_out(seam, len(task.extents), lambda sizes: PaperLearner(task, sizes), how, work, "paper")
+    learner = PaperLearner(task, range(len(task.extents)))
     learner.model.load_state_dict(trained.weights)
     learner.score()
     state = {name: value.numpy() for name, value in trained.weights.items()}
@@ -465,6 +470,37 @@ def _fit_paper(seam: Seam, task: Task, work: Path) -> Trained:
         "paper.deviations": learner.deviations,
     }
     return replace(trained, weights=_tensors(weights))
+
+
+def _of_sizes(weights: Mapping[str, torch.Tensor], sizes: Sequence[int]) -> dict[str, torch.Tensor]:
+    """The networks of some sizes, which begin as they would among all of them."""
+    return {name: value[list(sizes)] for name, value in weights.items()}
+
+
+def _share_out(
+    seam: Seam, sizes: int, learner_of: Callable[[Sequence[int]], Learner], how: TrainSettings, work: Path, step_name: str
+) -> Trained:
+    """Each rank trains the networks of some sizes by itself, which is faster than sharing batches; then all have all of them.
+
+    A rank keeps its own checkpoint, and where it finds none it ends at the same networks.
+    """
+    mine = list(range(seam.rank, sizes, seam.size)) or [0]
+    name = step_name if seam.size == 1 else f"{step_name}-{seam.rank}"
+    trained = train(alone(), learner_of(mine), how, work, name, is_silent=seam.rank > 0)
+    share = len(mine) / sizes if seam.rank < sizes else 0.0
+    weights = {}
+    for key, value in trained.weights.items():
+        whole = torch.zeros((sizes, *value.shape[1:]), dtype=value.dtype)
+        if share:
+            whole[mine] = value
+        weights[key] = seam.sum(whole, name=f"{step_name} {key}")
+    # A rank that stopped early stays at its last point.
+    points = trained.curve + [trained.curve[-1]] * (how.epochs - len(trained.curve))
+    facts = torch.tensor([[share * point.loss, share * point.score, point.seconds / seam.size] for point in points]).double()
+    longest = int(seam.sum(torch.eye(how.epochs)[len(trained.curve) - 1], name=f"{step_name} epochs").nonzero().max()) + 1
+    agreed = seam.sum(facts, name=f"{step_name} curve")[:longest].tolist()
+    curve = [Epoch(number, loss, score, seconds, {}) for number, (loss, score, seconds) in enumerate(agreed, 1)]
+    return Trained(weights, curve, min(curve, key=lambda point: point.score).epoch)
 
 
 def _tensors(weights: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:

@@ -103,7 +103,14 @@ class Quiet:
         return {}
 
 
-def train(seam: Seam, learner: Learner, settings: TrainSettings, work: Path, step_name: str = "checkpoint") -> Trained:
+def train(
+    seam: Seam,
+    learner: Learner,
+    settings: TrainSettings,
+    work: Path,
+    step_name: str = "checkpoint",
+    is_silent: bool = False,
+) -> Trained:
     """Train until the last epoch or until the score stops falling; `work` holds progress and the checkpoint of this step."""
     checkpoint = work / f"{step_name}.pt"
     optimizer = torch.optim.Adam(learner.model.parameters(), lr=settings.learning_rate)
@@ -153,7 +160,8 @@ def train(seam: Seam, learner: Learner, settings: TrainSettings, work: Path, ste
             best = {name: value.clone() for name, value in learner.model.state_dict().items()}
         if seam.rank == 0:
             _save_checkpoint(checkpoint, learner.model, optimizer, curve, best, best_epoch)
-            _say(work, point, settings.epochs)
+            if not is_silent:
+                _say(work, point, settings.epochs)
     return Trained(best, curve, best_epoch)
 
 
