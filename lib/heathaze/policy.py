@@ -302,7 +302,7 @@ class VQVAESettings:
     """Side of a training crop in cells."""
     batch: int = 64
     """Crops of one step, over all ranks."""
-    epochs: int = 60
+    epochs: int = 40
     """Passes over the noisy slices and their coarser versions, at most."""
     patience: int = 15
     """Epochs without a better score after which training stops."""

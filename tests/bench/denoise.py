@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import resource
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -12,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from heathaze.evaluate.learned import prepare
 from heathaze.evaluate.synthetic import City, batches
 from heathaze.evaluate.workloads import draw_workload, score
 from heathaze.grid import Grid
@@ -21,7 +27,7 @@ from heathaze.learn.denoiser import discrete_laplace, noise_variance
 from heathaze.learn.distributed import alone
 from heathaze.learn.shrink import shrink
 from heathaze.learn.training import TrainSettings, train
-from heathaze.policy import BayesSettings, VQVAESettings
+from heathaze.policy import BayesSettings, PeriodSettings, VQVAESettings, load_policy
 
 CABS = Path(__file__).parents[3] / "shared" / "data" / "sf_cabs_trip_ends.parquet"
 SCALE = Fraction(5)
@@ -89,6 +95,40 @@ def vqvae() -> list[dict[str, Any]]:
     ]
     ratios = {f"{kind}_of_identity": round(mine / theirs, 3) for kind, mine, theirs in zip(KINDS, ours, reference, strict=True)}
     return [*rows, {"city": name, "minutes": round(trained.curve[-1].seconds / 60, 1), **ratios}]
+
+
+def size() -> list[dict[str, Any]]:
+    """12 days of 576 x 576 x 8 cells, k / epsilon 20: minutes to learn and denoise them, to denoise others, and memory at most.
+
+    The VQ-VAE learns for one epoch only: its memory does not grow with epochs.
+    """
+    rows = []
+    for name in ("bayes", "vqvae"):
+        code = f"from tests.bench.denoise import _learn_much; print(_learn_much({name!r}))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        rows.append({"denoiser": name, **json.loads(done.stdout.splitlines()[-1])})
+    return rows
+
+
+def _learn_much(name: str) -> str:
+    """What one process needs for 96 slices, as JSON."""
+    policy = load_policy(Path(__file__).parents[2] / "conf" / "public" / "cabs.toml")
+    settings = dataclasses.replace(policy.denoise, vqvae=VQVAESettings(epochs=1))
+    policy = dataclasses.replace(policy, period=PeriodSettings(days=12, slices=96), denoise=settings)
+    scale, random = Fraction(20), np.random.default_rng(0)
+    heat = (random.gamma(0.02, 40, (576, 576)) * random.uniform(0.5, 1.5, (8, 1, 1))).astype(np.float32)
+    nights = [np.empty((96, 576, 576), dtype=np.int32) for _ in range(2)]
+    for night in nights:
+        for number, image in enumerate(night):
+            image[:] = random.poisson(heat[number % 8]) + discrete_laplace(random, float(scale), image.shape)
+    began = time.perf_counter()
+    denoise = prepare(policy, name, nights[0], scale)
+    denoise(nights[0])
+    learned = time.perf_counter() - began
+    denoise(nights[1])
+    found = {"learn_minutes": learned / 60, "other_night_seconds": time.perf_counter() - began - learned}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return json.dumps({key: round(value, 1) for key, value in found.items()} | {"peak_gb": round(peak, 2)})
 
 
 def ablation() -> list[dict[str, Any]]:

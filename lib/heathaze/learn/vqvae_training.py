@@ -32,8 +32,8 @@ SECOND_LOOK = 0.5
 Batch = tuple[torch.Tensor, torch.Tensor]
 """What the network sees, and what it should draw."""
 
-HOT = 0.8
-"""Share of the crops that lie where noisy counts are high."""
+HOT, COARSE = 0.9, 0.2
+"""Shares of the crops that lie where noisy counts are high, and that are seen as means of blocks."""
 
 
 class Crops:
@@ -50,19 +50,20 @@ class Crops:
         even = np.full(heat.shape, 1 / heat.size)
         self._places = np.cumsum(((1 - HOT) * even + HOT * (heat / heat.sum() if heat.sum() > 0 else even)).ravel())
 
-    def draw(self, random: np.random.Generator, count: int, resolutions: tuple[int, ...]) -> Batch:
-        """`count` crops, each at one of the resolutions: as means of blocks, drawn at full size."""
+    def draw(self, random: np.random.Generator, count: int, coarse: float = COARSE) -> Batch:
+        """`count` crops, a share of them at a coarser resolution: as means of blocks, drawn at full size."""
         height, width = self._slices.shape[1:]
         rows, cols = self._rows, self._cols
         pairs = np.empty((count, 2, rows, cols), dtype=np.float32)
         for pair in pairs:
             centre = min(int(np.searchsorted(self._places, random.random() * self._places[-1])), height * width - 1)
-            top = int(np.clip(centre // width - rows // 2, 0, height - rows))
-            left = int(np.clip(centre % width - cols // 2, 0, width - cols))
+            # Whole places of the code map: a slice is always denoised from its corner on, so no other shift need be learned.
+            top = int(np.clip(centre // width - rows // 2, 0, height - rows)) // STRIDE * STRIDE
+            left = int(np.clip(centre % width - cols // 2, 0, width - cols)) // STRIDE * STRIDE
             number = random.integers(len(self._slices))
             for crop, images in zip(pair, (self._slices, self._wanted), strict=True):
                 crop[:] = images[number, top : top + rows, left : left + cols]
-            block = resolutions[random.integers(len(resolutions))]
+            block = RESOLUTIONS[random.integers(1, len(RESOLUTIONS))] if random.random() < coarse else 1
             if block > 1 and rows % block == 0 and cols % block == 0:
                 means = pair.reshape(2, rows // block, block, cols // block, block).mean((2, 4))
                 pair[:] = np.repeat(np.repeat(means, block, 1), block, 2)
@@ -96,7 +97,7 @@ class VQVAELearner:
         self._steps = self._revived = 0
 
     def batch(self, random: np.random.Generator) -> Batch:
-        return self._crops.draw(random, self._batch, RESOLUTIONS)
+        return self._crops.draw(random, self._batch)
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Mean squared error over the variance of the noisy data, plus the commitment to the codes."""
@@ -158,7 +159,7 @@ def check_crops(slices: np.ndarray, noise_variance: float, settings: VQVAESettin
     autoencoder unlearns as it learns to draw what it sees.
     """
     random = np.random.default_rng((seed, 7))
-    crops, _ = Crops(slices, slices, noise_variance, settings.crop).draw(random, CHECK_CROPS, (1,))
+    crops, _ = Crops(slices, slices, noise_variance, settings.crop).draw(random, CHECK_CROPS, coarse=0)
     more = torch.from_numpy(random.laplace(0, 0.5**0.5, crops.shape).astype(np.float32))
     seen = crops + SECOND_LOOK * more
     around = functional.avg_pool2d(seen, 5, stride=1, padding=2, count_include_pad=False)
