@@ -314,7 +314,7 @@ class VQVAESettings:
     def __post_init__(self) -> None:
         for name in ("codes", "code_size", "batch", "epochs", "patience"):
             _must(1 <= getattr(self, name) <= 100_000, f"denoise.vqvae.{name}", "between 1 and 100000", getattr(self, name))
-        _must(self.target in ("shrink", "noisy"), "denoise.vqvae.target", "shrink or noisy", self.target)
+        _must(self.target in ("shrink", "noisy"), "denoise.vqvae.target", "shrink or noisy", repr(self.target))
         _must(16 <= self.crop <= 1024 and self.crop % 16 == 0, "denoise.vqvae.crop", "a multiple of 16, 16 to 1024", self.crop)
         _must(0 < self.learning_rate < 1, "denoise.vqvae.learning_rate", "between 0 and 1", self.learning_rate)
         _must(0 <= self.commitment <= 10, "denoise.vqvae.commitment", "between 0 and 10", self.commitment)

@@ -168,6 +168,7 @@ BAD_VALUES = [
     (("cols = 8", "cols = 8\ncell_metres = 35"), "grid must be given rows and cols, or cell_metres alone, but it is"),
     (("rows = 8\ncols = 8\n", ""), "grid must be given rows and cols, or cell_metres alone, but it is"),
     (("rows = 8\ncols = 8\n", "cell_metres = 0\n"), "grid.cell_metres must be between 0.01 and 1000000, but it is 0."),
+    (("[budget]", '[denoise.vqvae]\ntarget = "x"\n[budget]'), "denoise.vqvae.target must be shrink or noisy, but it is 'x'."),
     (("rows = 8\ncols = 8\n", "cell_metres = 0.1\n"), "grid must be at most 268435456 cells, but it is 111195 x 85118."),
     (("rows = 8", "rows = 100000000"), "grid must be at most 268435456 cells, but it is 100000000 x 8."),
     (('"toy"', '"a b"'), "dataset.name must be 1 to 100 letters, digits, dots, dashes or underscores, but it is 'a b'."),
