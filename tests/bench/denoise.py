@@ -37,6 +37,7 @@ SHOWN = ("small at records: relative", "cell at records: absolute", "middle at r
 SHOWN += ("whole slice: absolute",)
 GRID = Grid(37.70007, -122.53380, 37.87993, -122.30620, 576, 576)
 SMALL = BayesSettings(epochs=10, cells=400_000)
+SHORT = BayesSettings(epochs=8, cells=1_000_000)
 
 
 def error() -> list[dict[str, Any]]:
@@ -132,20 +133,39 @@ def _learn_much(name: str) -> str:
 
 
 def ablation() -> list[dict[str, Any]]:
-    """What the parts of bayes give on the last of the cities: prior alone, posterior, block sums settled; and less training."""
+    """What carries bayes on the last of the cities: its parts, what it sees, and its size, all after a short training."""
     name, truth = _cities()[-1]
     workload = draw_workload(truth, GRID, 7, 5_000, seed=0)
     noisy = (truth + discrete_laplace(np.random.default_rng(0), float(SCALE), truth.shape)).astype(np.int32)
-    answers: dict[str, np.ndarray] = {"noise as it is": noisy}
-    for epochs in (5, 20):
-        found = _bayes(noisy, [], SCALE, BayesSettings(epochs=epochs), season=7)
-        parts = {"prior alone": found.prior, "posterior": found.mean, "posterior, settled": found.settled}
-        answers |= {f"{part}, {epochs} epochs": answer for part, answer in parts.items()}
+    found = _bayes(noisy, [], SCALE, SHORT, season=7)
+    answers = {"noise as it is": noisy, "prior alone": found.prior, "posterior": found.mean, "posterior, settled": found.settled}
+    unseen = {
+        "tonight's slice": ("own",),
+        "all other slices": ("others", "alike", "near", "decayed", "season"),
+        "the best sum of other slices": ("alike",),
+        "the same weekday": ("season",),
+    }
+    for what, names in unseen.items():
+        answers[f"settled, without {what}"] = _bayes(noisy, [], SCALE, SHORT, season=7, without=names).settled
+    for hidden in (16, 128):
+        settings = dataclasses.replace(SHORT, hidden=hidden)
+        answers[f"settled, {hidden} hidden units instead of 64"] = _bayes(noisy, [], SCALE, settings, season=7).settled
     rows = []
     for what, answer in answers.items():
         errors = score(answer, truth, workload)
         rows.append({"city": name, "what": what, **{kind: f"{errors[kind]:.4g}" for kind in SHOWN}})
     return rows
+
+
+class _Partial(Context):
+    """A context without the features whose names begin in some ways."""
+
+    def __init__(self, *arguments: Any, without: tuple[str, ...]):
+        super().__init__(*arguments)
+        self._kept = [number for number, name in enumerate(self.names) if not name.startswith(without)]
+
+    def features(self, number: int) -> Any:
+        return super().features(number)[self._kept]
 
 
 def history() -> list[dict[str, Any]]:
@@ -175,8 +195,15 @@ def history() -> list[dict[str, Any]]:
     return rows
 
 
-def _bayes(noisy: np.ndarray, earlier: list[Earlier], scale: Fraction, settings: BayesSettings, season: int = 0) -> Estimate:
-    context = Context(noisy, noise_variance(scale), earlier, season)
+def _bayes(
+    noisy: np.ndarray,
+    earlier: list[Earlier],
+    scale: Fraction,
+    settings: BayesSettings,
+    season: int = 0,
+    without: tuple[str, ...] = (),
+) -> Estimate:
+    context = _Partial(noisy, noise_variance(scale), earlier, season, without=without)
     learner = BayesLearner(context, noisy, scale, settings, alone(), seed=0)
     with tempfile.TemporaryDirectory() as work:
         schedule = TrainSettings(settings.epochs, -(-settings.cells // settings.batch), 3e-3, 0, settings.patience)

@@ -154,7 +154,7 @@ def run_noise(night: Collection, entry: Entry) -> None:
 
 def statements(policy: Policy) -> list[dict[str, str]]:
     """What each stage that touches people's data does, and with which sensitivity: from the docstrings of the code that ran."""
-    stages = [incoming.usable, bounding.bound, count, noising.add_noise, noising.noisy_sample_size]
+    stages = [incoming.usable, place, bounding.bound, count, noising.add_noise, noising.noisy_sample_size]
     if policy.privacy.max_counted_per_user is not None:
         stages.append(noising.noisy_event_count)
     told = []
