@@ -10,23 +10,23 @@ import pytest
 
 from heathaze.cli import main
 from heathaze.errors import InputError
+from heathaze.evaluate.learned import prepare
 from heathaze.evaluate.suggest import BOXES, Feed, Setting, assess, suggest
-from heathaze.evaluate.suggest_measure import points_of, square_city
+from heathaze.evaluate.suggest_measure import POLICY, points_of, square_city
 from heathaze.learn.denoiser import discrete_laplace, noise_variance
-from heathaze.learn.shrink import shrink
-from heathaze.policy import Refine, Shares
+from heathaze.policy import Refine, Shares, parse_policy
 from heathaze.release.refine import Measured, refine
 from heathaze.release.sums import box_sums, prefix_sum
 
 
 def measured_errors(feed: Feed, setting: Setting, shape: str, kilometres: float, seed: int) -> list[float]:
-    """Mean absolute error of each size of box at records, through bounding, noise, shrink and refinement."""
+    """Mean absolute error of each size of box at records, through bounding, noise, the denoiser and refinement."""
     points = points_of(square_city(kilometres, feed.users, feed.events_per_user, shape, seed), setting.slices)
     kept = points.kept(setting.k, seed)
     counts = points.of(kept).count(setting.cell_metres)
     scale = Fraction(setting.k) / (Fraction(feed.epsilon) * Fraction(Shares().histogram))
-    noisy = counts + discrete_laplace(np.random.default_rng(seed), float(scale), counts.shape)
-    found = shrink(noisy, [], scale)
+    noisy = (counts + discrete_laplace(np.random.default_rng(seed), float(scale), counts.shape)).astype(np.int32)
+    found = prepare(parse_policy(POLICY.format(slices=setting.slices)), setting.denoiser, noisy, scale)(noisy)
     measured = Measured(len(kept), len(points), noise_variance(scale))
     published = prefix_sum(refine(found.values, found.deviation, noisy, measured, Refine()).values)
     chosen = np.random.default_rng(seed + 1).choice(kept, 1_500)
@@ -41,15 +41,16 @@ def measured_errors(feed: Feed, setting: Setting, shape: str, kilometres: float,
     return errors
 
 
+@pytest.mark.parametrize("denoiser", ["shrink", "bayes"])
 @pytest.mark.parametrize(
     ("shape", "kilometres", "users", "each", "epsilon"), [("rings", 20, 20_000, 20, "1"), ("polycentric", 14, 30_000, 12, "2")]
 )
 def test_expected_errors_are_within_a_factor_of_one_and_a_half_of_measured_ones(
-    shape: str, kilometres: float, users: int, each: float, epsilon: str
+    shape: str, kilometres: float, users: int, each: float, epsilon: str, denoiser: str
 ) -> None:
     feed = Feed(users, each, Decimal(epsilon), kilometres**2)
     chosen = suggest(feed).setting
-    setting = Setting(chosen.k, chosen.cell_metres, chosen.slices, "shrink")
+    setting = Setting(chosen.k, chosen.cell_metres, chosen.slices, denoiser)
     found = measured_errors(feed, setting, shape, kilometres, seed=901)
     factors = [one.absolute / error for one, error in zip(assess(feed, setting).expected, found, strict=True)]
     assert all(1 / 1.5 < factor < 1.5 for factor in factors), [round(factor, 2) for factor in factors]

@@ -11,7 +11,7 @@ import numpy as np
 
 from heathaze.errors import InputError
 from heathaze.evaluate.meter import Meter, Method
-from heathaze.learn.bayes import Context
+from heathaze.learn.bayes import Context, ContextNet
 from heathaze.learn.bayes_training import BayesLearner, estimate
 from heathaze.learn.denoiser import Denoised, noise_variance
 from heathaze.learn.distributed import alone
@@ -63,17 +63,18 @@ def prepare(policy: Policy, name: str, noisy: np.ndarray, scale: Fraction) -> De
         steps = max(1, -(-cells // (ours.batch * min(ours.crop, noisy.shape[1]) * min(ours.crop, noisy.shape[2]))))
         _train(vqvae, TrainSettings(ours.epochs, steps, float(ours.learning_rate), settings.seed, ours.patience))
         return lambda tensor: Denoised(np.stack([denoise_slice(vqvae.model, image, variance) for image in tensor]))
-    context = Context(noisy, variance, season=season_of(policy))
-    learner = BayesLearner(context, noisy, scale, settings.bayes, alone(), settings.seed)
-    mine = settings.bayes
+    network = _trained_bayes(policy, noisy, scale)
+    return lambda tensor: estimate(network, Context(tensor, variance, season=season_of(policy)), tensor, scale).denoised
+
+
+def _trained_bayes(policy: Policy, noisy: np.ndarray, scale: Fraction) -> ContextNet:
+    """The network alone: what it learned from is let go, so that it takes no room beside the tensors."""
+    mine, seed = policy.denoise.bayes, policy.denoise.seed
+    context = Context(noisy, noise_variance(scale), season=season_of(policy))
+    learner = BayesLearner(context, noisy, scale, mine, alone(), seed)
     steps = max(1, -(-min(mine.cells, 4 * noisy.size) // mine.batch))
-    _train(learner, TrainSettings(mine.epochs, steps, float(mine.learning_rate), settings.seed, mine.patience))
-
-    def ready(tensor: np.ndarray) -> Denoised:
-        around = context if tensor is noisy else Context(tensor, variance, season=season_of(policy))
-        return estimate(learner.model, around, tensor, scale).denoised
-
-    return ready
+    _train(learner, TrainSettings(mine.epochs, steps, float(mine.learning_rate), seed, mine.patience))
+    return learner.model
 
 
 def _train(learner: Learner, schedule: TrainSettings) -> None:

@@ -2,8 +2,8 @@
 
     python -m heathaze.evaluate.suggest_measure [cities] [shrink] [bayes]
 
-makes those parts of `suggest_table.py` again; everything is seeded. On an idle core cities take ten minutes and shrink three;
-bayes is trained anew for every run and takes half an hour.
+makes those parts of `suggest_table.py` again; everything is seeded. On an idle core cities take ten minutes, shrink three, and
+bayes, which is trained anew for every run, ten.
 """
 
 from __future__ import annotations
