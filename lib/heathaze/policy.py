@@ -425,7 +425,8 @@ class Refine:
     """What happens to the denoised tensor before it is published."""
 
     uniformity: Decimal | None = None
-    """C of the refinement factor; absent: chosen from the noisy n and the noise scale."""
+    """C of the paper's refinement factor; absent: none where the denoiser's estimate is shrunk already, else chosen from the
+    noisy tensor."""
     non_negative: bool = True
     """Whether values below 0 are published as 0."""
     round: bool = False

@@ -5,7 +5,7 @@ The error of a box at a record, in one slice, has four parts, and each follows f
 - sampling: k events stand for all of a user's. Activity has a power-law tail, so the law of the scaled sample less the truth is
   known, and its mean absolute value is an integral;
 - noise: what the denoiser leaves of it, by the strength of the signal, measured on synthetic cities (`suggest_table`);
-- refinement: gamma is below N / n where cells are weak, so that all counts come out low;
+- refinement: where the noise is left as it is, gamma is below N / n where cells are weak, so that all counts come out low;
 - cells: a box that cuts cells gets a share of each, as if people stood evenly in them.
 
 Records are those of the bounded sample, so that nobody places more than k boxes. Nothing is read but the arguments. Where people
@@ -68,11 +68,7 @@ CELL_SIDES = (25, 50, 100, 200, 400, 800)
 ACROSS = (1, 3, 10, 30)
 """sides of boxes, in cells;"""
 SIGNALS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-"""mean counts of boxes at records, in deviations of the noise of the box;"""
-SLICES = (1, 4, 8, 24)
-"""slices of a period that was denoised;"""
-DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-"""and mean counts of all cells, in deviations of the noise of a cell."""
+"""and mean counts of boxes at records, in deviations of the noise of the box."""
 PARTS = ("cities", "shrink", "bayes")
 """Of the table."""
 SHAPES = tuple(TABLE["cities"]["crowd"])
@@ -322,15 +318,14 @@ def _odds(feed: Feed, setting: Setting, box: float | None) -> tuple[float, float
 
 
 def _fade(feed: Feed, setting: Setting) -> float:
-    """gamma as a part of N / n, see `heathaze.release.refine`: 1 where cells are strong, 0 where they say nothing."""
+    """gamma as a part of N / n, see `heathaze.release.refine`: of plain noise 1 where cells are strong, 0 where they are weak."""
+    if setting.denoiser != "none":
+        return 1.0
     others, own = _odds(feed, setting, None)
     sample, deviation = feed.events * _kept(feed, setting.k), _deviation(feed, setting.k)
     squares = own * _activity(feed).beside(setting.k)[1] + others * sample
     cells = feed.area_km2 * 1e6 / setting.cell_metres**2 * setting.slices
-    claim = 1.0
-    if setting.denoiser != "none":
-        claim = _look_up(setting.denoiser, "claim", SLICES, DENSITIES, setting.slices, sample / cells / deviation)
-    return squares / (squares + claim * deviation**2 * cells / sample + 1)
+    return squares / (squares + deviation**2 * cells / sample + 1)
 
 
 def _left(denoiser: str, across: float, signal: float) -> tuple[float, float]:

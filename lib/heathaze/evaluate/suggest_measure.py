@@ -27,7 +27,7 @@ from heathaze.console import Progress
 from heathaze.evaluate import suggest_table
 from heathaze.evaluate.events import Events, bounded
 from heathaze.evaluate.learned import prepare
-from heathaze.evaluate.suggest import ACROSS, CELL_SIDES, DENSITIES, PARTS, PER_DAY, SIDES, SIGNALS, SLICES, TOWNS, blur
+from heathaze.evaluate.suggest import ACROSS, CELL_SIDES, PARTS, PER_DAY, SIDES, SIGNALS, TOWNS, blur
 from heathaze.evaluate.synthetic import SHAPES, City, batches
 from heathaze.grid import METRES_PER_DEGREE
 from heathaze.learn.denoiser import Denoised, discrete_laplace, noise_variance
@@ -38,6 +38,8 @@ from heathaze.release.sums import box_sums, prefix_sum
 TUESDAY, SATURDAY = date(2026, 11, 17), date(2026, 11, 21)
 DRAWN = ((9_001, TUESDAY), (9_002, TUESDAY), (9_003, TUESDAY), (9_004, SATURDAY))
 """Seeds and days of the cities that are measured. Cities that test the model have other seeds."""
+SLICES = (1, 4, 8, 24)
+"""Slices of a period that is denoised."""
 RECORDS = 3_000
 """Records whose boxes are looked at."""
 
@@ -224,12 +226,8 @@ class Leaves:
 
 def leaves(
     sample: Points, cell: float, scale: Fraction, denoise: Callable[[np.ndarray, Fraction], Denoised], seed: int
-) -> tuple[list[Leaves], float, float]:
-    """What a denoiser leaves in boxes at events of a bounded sample; the density; and what it claims to leave on average.
-
-    Density is the mean count of all cells in deviations of the noise. The claim is the mean of the squared deviations of all
-    cells, in units of the noise variance.
-    """
+) -> list[Leaves]:
+    """What a denoiser leaves in boxes at events of a bounded sample."""
     random = np.random.default_rng(seed)
     counts = sample.count(cell)
     noisy = (counts + discrete_laplace(random, float(scale), counts.shape)).astype(np.int32)
@@ -243,9 +241,7 @@ def leaves(
         noise, error = deviation * (1 if across == 1 else blur(across)), estimate - truth
         spread = float(np.abs(error - error.mean()).mean())
         results.append(Leaves(across, float(truth.mean()) / noise, float(error.mean()) / noise, spread / noise))
-    assert found.deviation is not None
-    claim = float(np.square(found.deviation, dtype=np.float64).mean()) / deviation**2
-    return results, float(counts.mean()) / deviation, claim
+    return results
 
 
 def runs() -> Iterator[tuple[Points, float, Fraction, int]]:
@@ -289,22 +285,19 @@ def measure_cities(say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def measure_denoiser(name: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """mean, spread and claim of what a denoiser leaves."""
+    """mean and spread of what a denoiser leaves."""
     policies: dict[int, Policy] = {slices: parse_policy(POLICY.format(slices=slices)) for slices in SLICES}
 
     def denoise(noisy: np.ndarray, scale: Fraction) -> Denoised:
         return prepare(policies[len(noisy)], name, noisy, scale)(noisy)
 
     found: list[Leaves] = []
-    claims: list[tuple[int, float, float]] = []
     for number, (sample, cell, scale, seed) in enumerate(runs()):
         if number % EVERY.get(name, 1):
             continue
         say(f"{name}, run {number + 1}: {sample.shape(cell)}, scale {scale}")
-        results, density, claim = leaves(sample, cell, scale, denoise, seed)
-        found += results
-        claims.append((sample.slices, density, claim))
-    return {**_summary(found), "claim": _claims(claims)}
+        found += leaves(sample, cell, scale, denoise, seed)
+    return _summary(found)
 
 
 def _summary(found: list[Leaves]) -> dict[str, Any]:
@@ -315,12 +308,6 @@ def _summary(found: list[Leaves]) -> dict[str, Any]:
         for part, rows in summary.items():
             rows.append(_smooth([one.signal for one in here], [getattr(one, part) for one in here], SIGNALS, fades=True))
     return summary
-
-
-def _claims(claims: list[tuple[int, float, float]]) -> list[list[float]]:
-    """The claim at every node of SLICES and DENSITIES."""
-    here = [[(density, claim) for one, density, claim in claims if one == slices] for slices in SLICES]
-    return [_smooth([density for density, _ in one], [claim for _, claim in one], DENSITIES) for one in here]
 
 
 def _middle(rows: list[list[float]]) -> list[float]:

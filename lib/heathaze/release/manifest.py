@@ -113,9 +113,11 @@ def _denoise_sentence(candidate: Candidate) -> str:
 
 def _refine_sentence(candidate: Candidate) -> str:
     facts = candidate.refinement
-    chosen = "chosen from the noisy tensor" if facts["was_chosen"] else "of the policy"
+    why = "from the sample to all events"
+    if facts["uniformity"] is not None:
+        why = f"C {facts['uniformity']:.3g}, {'chosen from the noisy tensor' if facts['was_chosen'] else 'of the policy'}"
     return (
-        f"Multiplies by gamma {facts['gamma']:.4g} (C {facts['uniformity']:.3g}, {chosen}); the total goes from "
+        f"Multiplies by gamma {facts['gamma']:.4g} ({why}); the total goes from "
         f"{facts['total_denoised']:.0f} to {facts['total_published']:.0f}."
     )
 

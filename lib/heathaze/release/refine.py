@@ -2,7 +2,11 @@
 
 VDR's factor gamma minimises the summed squared error of gamma x estimate against the counts of all N events, under uniform
 sampling of n of them: gamma = n N C / (V + (1 - C) n + C n^2), where C is the sum of the squared shares of the cells and V the
-summed variance of what is left of the noise. Both n and N are noisy or declared; nothing here is private.
+summed variance of the noise. Both n and N are noisy or declared; nothing here is private.
+
+That is the factor for a table whose errors come on top of it. A denoiser that knows how sure it is gives posterior means, which
+are shrunk already: a second shrinking would publish a fraction of a thin night. They are scaled by N / n, or by less where they
+add up to more than n, so that no more than N events are ever published.
 """
 
 from __future__ import annotations
@@ -34,8 +38,8 @@ class Refined:
     """slices x rows x cols, float32."""
     gamma: float
     """The factor."""
-    uniformity: float
-    """C."""
+    uniformity: float | None
+    """C; None where the estimate needed no shrinking."""
     was_chosen: bool
     """Whether C was chosen from the noisy tensor rather than given by the policy."""
     total_denoised: float
@@ -49,9 +53,15 @@ def refine(
     """Scale, clip and round. `deviation` is the denoiser's own, None where only the noise's is known."""
     n = max(measured.sample_size, 1)
     big_n = max(measured.event_count, n)
-    uniformity = float(settings.uniformity) if settings.uniformity is not None else estimate_uniformity(noisy, measured)
-    left = denoised.size * measured.noise_variance if deviation is None else float(np.sum(np.square(deviation, dtype=np.float64)))
-    gamma = n * big_n * uniformity / (left + (1 - uniformity) * n + uniformity * n**2)
+    uniformity = None if settings.uniformity is None else float(settings.uniformity)
+    if uniformity is None and deviation is not None:
+        gamma = big_n / max(n, float(np.sum(denoised, dtype=np.float64)))
+    else:
+        uniformity = uniformity or estimate_uniformity(noisy, measured)
+        left = denoised.size * measured.noise_variance
+        if deviation is not None:
+            left = float(np.sum(np.square(deviation, dtype=np.float64)))
+        gamma = n * big_n * uniformity / (left + (1 - uniformity) * n + uniformity * n**2)
     scaled = denoised * np.float32(gamma)
     values = finish(scaled, settings)
     totals = [float(np.sum(tensor, dtype=np.float64)) for tensor in (denoised, scaled, values)]
