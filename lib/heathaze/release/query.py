@@ -338,7 +338,9 @@ def _numbers(binary: pa.BinaryArray, kind: str) -> np.ndarray:
     """The numbers of the one value of an array; a scalar of Arrow would be a copy."""
     _, offsets, data = binary.buffers()
     begin, end = np.frombuffer(offsets, np.int32)[binary.offset : binary.offset + 2]
-    return np.frombuffer(data, kind, count=(end - begin) // 4, offset=begin)
+    numbers = np.frombuffer(data, kind, count=(end - begin) // 4, offset=begin)
+    numbers.flags.writeable = False
+    return numbers
 
 
 def count(release: Release, boxes: Boxes, noisy: bool = False) -> Answers:
