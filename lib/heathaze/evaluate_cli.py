@@ -61,7 +61,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     events, period = read_events(arguments.events, policy, arguments.period)
     out = Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)
-    grid = policy.grid.build()
+    grid = policy.grid.fine()
     truth = counts_of(events, (policy.period.slices, grid.rows, grid.cols))
     busiest = int(truth.sum((1, 2)).argmax())
     shown = (arguments.levels[0], str(epsilons[len(epsilons) // 2]), 0)

@@ -125,6 +125,9 @@ class GridSettings:
     """Side of a cell in metres, from which rows and cols follow."""
     rho: str = ""
     """"auto" in place of cell_metres: the side follows from epsilon, k and the declared number of events, by ParamSelect."""
+    block: int = 1
+    """Cells are measured and published in square blocks of so many cells a side, as if the grid were that much coarser. "auto" in
+    the file: the side follows from epsilon, k, the slices and the declared number of events."""
 
     def __post_init__(self) -> None:
         _must(self.rho in ("", "auto"), "grid.rho", "a number of metres or 'auto'", repr(self.rho))
@@ -138,10 +141,20 @@ class GridSettings:
         _must(edges[0] < edges[1] and edges[2] < edges[3], "grid", "a box with an area", edges)
         _must(self.rows is None or self.rows >= 1, "grid.rows", "at least 1", self.rows)
         _must(self.cols is None or self.cols >= 1, "grid.cols", "at least 1", self.cols)
+        _must(self.block >= 1, "grid.block", "at least 1, or 'auto'", self.block)
+        cells = self.fine()
+        is_whole = cells.rows % self.block == 0 and cells.cols % self.block == 0
+        _must(is_whole, "grid.block", f"a divisor of the {cells.rows} rows and the {cells.cols} cols", self.block)
         grid = self.build()
         _must(grid.cells <= MAX_CELLS, "grid", f"at most {MAX_CELLS} cells", f"{grid.rows} x {grid.cols}")
 
     def build(self) -> Grid:
+        """The grid that is measured and published."""
+        cells = self.fine()
+        return dataclasses.replace(cells, rows=cells.rows // self.block, cols=cells.cols // self.block)
+
+    def fine(self) -> Grid:
+        """The grid as if every cell were measured by itself."""
         south, west, north, east = (float(x) for x in (self.south, self.west, self.north, self.east))
         if self.cell_metres is None:
             assert self.rows is not None and self.cols is not None
@@ -551,6 +564,7 @@ def parse_policy(text: str) -> Policy:
     except tomllib.TOMLDecodeError as error:
         raise PolicyError(f"this is not valid TOML: {error}.") from None
     _fill_in_snh(values)
+    _fill_in_block(values)
     return typing.cast(Policy, _build(Policy, values, ""))
 
 
@@ -571,6 +585,20 @@ def _fill_in_snh(values: dict[str, typing.Any]) -> None:
         grid["cell_metres"] = _chosen_side(privacy)
 
 
+def _fill_in_block(values: dict[str, typing.Any]) -> None:
+    """The side of the blocks that are measured, where it is to be chosen."""
+    grid, period, privacy = (_table(values.get(name)) for name in ("grid", "period", "privacy"))
+    if grid.get("block") != "auto":
+        return
+    from heathaze.rho import select_block
+
+    slices = period.get("slices", PeriodSettings.slices)
+    shape: typing.Any = (slices, grid.get("rows"), grid.get("cols"))
+    if not all(type(size) is int and 0 < size <= MAX_CELLS for size in shape):
+        raise PolicyError('grid.block = "auto" needs rows and cols in [grid], all above 0: blocks are made of whole cells.')
+    grid["block"] = select_block(*_public_numbers(privacy, "block"), shape)
+
+
 def _table(value: object) -> dict[str, typing.Any]:
     """A table of the policy; what is none is refused later, with its name."""
     return value if isinstance(value, dict) else {}
@@ -579,15 +607,20 @@ def _table(value: object) -> dict[str, typing.Any]:
 def _chosen_side(privacy: dict[str, typing.Any]) -> Decimal:
     from heathaze.rho import select_rho
 
-    needed = ("declared_event_count", "max_events_per_user", "epsilon")
-    given = [privacy.get(key) for key in needed]
+    return Decimal(str(round(select_rho(*_public_numbers(privacy, "rho")), 1)))
+
+
+def _public_numbers(privacy: dict[str, typing.Any], key: str) -> tuple[float, float, int]:
+    """Events, epsilon and k as the policy declares them."""
+    needed = ("declared_event_count", "epsilon", "max_events_per_user")
+    given = [privacy.get(name) for name in needed]
     if not all(isinstance(value, (int, Decimal)) and 0 < value <= MAX_EVENTS for value in given):
         raise PolicyError(
-            f'grid.rho = "auto" needs {", ".join(needed)} in [privacy], all above 0: the side of a cell is chosen from public '
-            "numbers alone. Give them, or give rho in metres."
+            f'grid.{key} = "auto" needs {", ".join(needed)} in [privacy], all above 0: it is chosen from public '
+            f"numbers alone. Give them, or give {key} as a number."
         )
-    count, k, epsilon = (float(typing.cast(Decimal, value)) for value in given)
-    return Decimal(str(round(select_rho(max(1, count), epsilon, max(1, round(k))), 1)))
+    count, epsilon, k = (float(typing.cast(Decimal, value)) for value in given)
+    return max(1, count), epsilon, max(1, round(k))
 
 
 def _build(kind: type, values: dict[str, object], prefix: str) -> object:

@@ -1,12 +1,15 @@
-"""rho: the side of a cell, chosen before any data is touched, from the number of events and epsilon.
+"""rho: how fine to measure, chosen before any data is touched, from the number of events and epsilon.
 
-ParamSelect as it is shipped. How the law below was found, and what it was held against, is in `heathaze.evaluate.paramselect`.
+For the squares of snh, the side of a cell: ParamSelect as it is shipped. How its law was found, and what it was held against,
+is in `heathaze.evaluate.paramselect`. For a map in slices, the side of the blocks of cells that are measured as one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, isfinite, log
+from math import exp, isfinite, log, log2, sqrt
+
+import numpy as np
 
 from heathaze.errors import InputError
 
@@ -35,3 +38,33 @@ def select_rho(n: float, epsilon: float, unit: int = 1) -> float:
         raise InputError(f"a side of cells needs n >= 1, epsilon > 0 and unit >= 1, but found {n}, {epsilon} and {unit}.")
     # The noise is that of one event at epsilon / unit.
     return SHIPPED.predict(n, float(epsilon) / unit)
+
+
+STRENGTH = 0.2
+"""Events of a mean block over its noise scale, times the root of the slices, that blocks should have. Where it is less, a coarser
+block tells more than it hides; where it is more, a finer one. Found on synthetic cities: `make bench BENCH=blocks`."""
+
+
+def select_block(n: float, epsilon: float, unit: int, shape: tuple[int, int, int]) -> int:
+    """The side, in cells, of the blocks to measure: the power of two that divides the grid and whose strength is nearest.
+
+    Slices help each other, so that their number counts by its root. Every argument is public, as for `select_rho`.
+    """
+    slices, rows, cols = shape
+    mean = max(n, 1.0) / (slices * rows * cols)
+    wanted = log2(max(1.0, sqrt(STRENGTH / (mean * epsilon / unit * sqrt(slices)))))
+    side = 1
+    while log2(side) + 0.5 < wanted and rows % (2 * side) == 0 and cols % (2 * side) == 0:
+        side *= 2
+    return side
+
+
+def block_sums(counts: np.ndarray, side: int) -> np.ndarray:
+    """Counts of square blocks of cells; the side divides rows and cols."""
+    slices, rows, cols = counts.shape
+    return counts.reshape(slices, rows // side, side, cols // side, side).sum((2, 4))
+
+
+def spread_evenly(blocks: np.ndarray, side: int) -> np.ndarray:
+    """Blocks as cells that share the count of their block evenly: what an answer by shares of areas says of them."""
+    return blocks if side == 1 else np.repeat(np.repeat(blocks / np.float32(side * side), side, 1), side, 2)

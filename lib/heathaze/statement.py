@@ -21,7 +21,7 @@ def promise(policy: Policy) -> list[str]:
         f"in {policy.period.slices} slices of {policy.period.days * 24 / policy.period.slices:g} hours.",
         f"The public grid has {grid.rows} x {grid.cols} cells of {grid.height_metres / grid.rows:.0f} x "
         f"{grid.width_metres / grid.cols:.0f} m, from {grid.south:g}, {grid.west:g} to {grid.north:g}, {grid.east:g}; "
-        "points outside are dropped.",
+        f"{_blocks(policy)}points outside are dropped.",
         f"One release is epsilon {privacy.epsilon} differentially private (delta {privacy.delta}) for adding or removing ALL "
         f"records of one user id within that {length}.",
         f"At most {privacy.max_events_per_user} events of a user are used, chosen by keyed hash; every cell gets exact discrete "
@@ -46,6 +46,11 @@ def promise(policy: Policy) -> list[str]:
         "Not covered: one person with several user ids, what a release says about groups, and who may read the raw events."
     )
     return sentences
+
+
+def _blocks(policy: Policy) -> str:
+    side, cells = policy.grid.block, policy.grid.fine()
+    return "" if side == 1 else f"each of them measures {side} x {side} of the {cells.rows} x {cells.cols} cells as one; "
 
 
 def _share(policy: Policy, share: Decimal) -> str:

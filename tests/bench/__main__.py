@@ -15,6 +15,7 @@ BENCHMARKS = {
     "error": denoise.error,
     "step": denoise.step,
     "ablation": denoise.ablation,
+    "blocks": denoise.blocks,
     "history": denoise.history,
     "vqvae": denoise.vqvae,
     "query": query.query,

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from datetime import date, datetime, timedelta, timezone
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from heathaze.learn.distributed import alone
 from heathaze.learn.shrink import shrink
 from heathaze.learn.training import TrainSettings, train
 from heathaze.policy import BayesSettings, PeriodSettings, VQVAESettings, load_policy
+from heathaze.rho import block_sums, select_block, spread_evenly
 
 CABS = Path(__file__).parents[3] / "shared" / "data" / "sf_cabs_trip_ends.parquet"
 SCALE = Fraction(5)
@@ -154,6 +156,34 @@ def ablation() -> list[dict[str, Any]]:
     for what, answer in answers.items():
         errors = score(answer, truth, workload)
         rows.append({"city": name, "what": what, **{kind: f"{errors[kind]:.4g}" for kind in SHOWN}})
+    return rows
+
+
+def blocks() -> list[dict[str, Any]]:
+    """Which blocks bayes should measure, on synthetic cities of three shapes: the error of each side, and the rule's choice."""
+    from heathaze.evaluate.synthetic import SHAPES
+
+    grid, slices = Grid(37.70, -122.52, 37.88, -122.292, 576, 576), 8
+    rows = []
+    for shape, users, scale in product(SHAPES, (5_000, 40_000), (Fraction(5), Fraction(20), Fraction(80))):
+        counts = np.zeros((slices, grid.cells), dtype=np.int64)
+        first = datetime(2026, 11, 2, tzinfo=timezone.utc).timestamp()
+        for table in batches(City(users=users, events_per_user=10, first_day=date(2026, 11, 2), shape=shape)):
+            seconds = table["event_time"].cast("int64").to_numpy() / 1e6 - first
+            _add(counts, grid, (seconds // 10_800).astype(int), table["lat"].to_numpy(), table["lon"].to_numpy())
+        truth = counts.reshape(slices, 576, 576)
+        workload = draw_workload(truth, grid, 0, 5_000, seed=0)
+        found = {}
+        for side in (1, 2, 4, 8, 16):
+            measured = block_sums(truth, side)
+            noisy = (measured + discrete_laplace(np.random.default_rng(0), float(scale), measured.shape)).astype(np.int32)
+            errors = score(spread_evenly(_bayes(noisy, [], scale, SMALL).settled, side), truth, workload)
+            found[side] = (errors["small at records: relative"] * errors["middle at records: relative"]) ** 0.5
+        rule = select_block(int(truth.sum()), float(1 / scale), 1, truth.shape)
+        told = {f"side_{side}": round(value, 4) for side, value in found.items()}
+        row = {"shape": shape, "events": int(truth.sum()), "scale": int(scale), **told, "rule": rule}
+        rows.append({**row, "of_the_best": round(found.get(rule, found[16]) / min(found.values()), 3)})
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     return rows
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from tests.conftest import policy_text
 
+from heathaze.evaluate.learned import learned_methods
+from heathaze.evaluate.meter import Meter
 from heathaze.learn.bayes import Context, ContextNet, Earlier
 from heathaze.learn.bayes_training import BayesLearner, Estimate, estimate
 from heathaze.learn.denoiser import discrete_laplace, noise_variance
 from heathaze.learn.distributed import alone
 from heathaze.learn.shrink import shrink
 from heathaze.learn.tree import settle
-from heathaze.policy import BayesSettings
+from heathaze.policy import BayesSettings, parse_policy
+from heathaze.rho import block_sums, select_block, spread_evenly
 
 SCALE = Fraction(5)
 SMALL = BayesSettings(rates=24, hidden=32, cells=120_000, batch=4_096, epochs=6)
@@ -135,3 +140,19 @@ def test_settled_sums_are_no_worse_than_the_estimate_or_the_noisy_sum() -> None:
             ]
             assert off[0] <= 1.05 * min(off[1:]), (bias, side, off)
             assert not bias or off[0] < 0.5 * off[1], (bias, side, off)
+
+
+def test_blocks_chosen_from_public_numbers_beat_cells_where_noise_drowns_them() -> None:
+    policy = parse_policy(policy_text(slices=4, rows=48, cols=48, k=1))
+    settings = replace(policy.denoise, bayes=BayesSettings(rates=24, hidden=16, cells=40_000, batch=4_096, epochs=6))
+    policy = replace(policy, denoise=settings)
+    truth = np.random.default_rng(5).poisson(city(4, 48, 48) / 20)
+    answers = {
+        name: learned_methods(policy)[name](truth, Meter(Fraction(1, 20), 1, seed=0)) for name in ("bayes", "bayes_blocks")
+    }
+    side = select_block(1000, 0.05, 1, truth.shape)
+    assert side > 1
+    blocks = answers["bayes_blocks"]
+    assert np.allclose(blocks, spread_evenly(block_sums(blocks, side), side), atol=1e-4)
+    errors = {name: np.abs(block_sums(answer - truth, 16)).mean() for name, answer in answers.items()}
+    assert errors["bayes_blocks"] < errors["bayes"]

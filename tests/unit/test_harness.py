@@ -29,6 +29,7 @@ from heathaze.evaluate.workloads import draw_workload, score
 from heathaze.policy import Policy, parse_policy
 from heathaze.release.forecast import theta
 from heathaze.release.sums import prefix_sum
+from heathaze.rho import block_sums, select_block, spread_evenly
 
 EPSILON = Decimal("0.5")
 SHAPE = (8, 48, 48)
@@ -298,6 +299,15 @@ def test_a_denoiser_is_scaled_like_the_others_and_also_as_a_release_would(events
     assert 0 < ratio < 1  # gamma gives way to what is left of the noise and to sampling, so it is below N / n
 
 
+def test_blocks_are_the_coarser_the_weaker_the_signal_and_divide_the_grid():
+    sides = [select_block(n, 1.0, 20, (8, 576, 576)) for n in (10**8, 10**6, 10**5, 10**4, 1)]
+    assert sides == sorted(sides) and sides[0] == 1 and sides[-1] == 64
+    assert select_block(1, 1.0, 20, (8, 45, 60)) == 1
+    counts = np.random.default_rng(0).integers(0, 9, (2, 12, 8))
+    assert (block_sums(counts, 4).sum((1, 2)) == counts.sum((1, 2))).all()
+    assert spread_evenly(block_sums(counts, 4), 4)[0, 5, 6] == counts[0, 4:8, 4:8].sum() / 16
+
+
 # The table
 
 
@@ -456,4 +466,4 @@ def test_hotspots_are_told_by_distance_and_by_what_they_fall_short():
 
 
 def test_every_method_of_the_registry_can_be_asked_for(policy):
-    assert set(INFO) | {"vqvae", "bayes"} == set(harness.available(policy))
+    assert set(INFO) | {"vqvae", "bayes", "bayes_blocks"} == set(harness.available(policy))

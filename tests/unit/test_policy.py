@@ -13,6 +13,7 @@ from tests.conftest import ROOT, policy_text
 from heathaze.cli import main
 from heathaze.errors import PolicyError
 from heathaze.policy import DENOISERS, METHODS, Budget, GridSettings, Policy, as_dict, load_policy, parse_policy
+from heathaze.rho import select_block
 from heathaze.statement import promise
 
 MEASURED = "declared_event_count = 1000", "max_counted_per_user = 50"
@@ -414,6 +415,34 @@ def test_policy_check_of_a_file_that_is_not_there_or_no_text_ends_with_1(tmp_pat
     for path in (tmp_path / "absent.toml", tmp_path, binary):
         assert main(["policy", "check", str(path)]) == 1
         assert f"PolicyError: the policy file {path} cannot be read" in capsys.readouterr().err
+
+
+def test_blocks_make_the_measured_grid_coarser_and_the_promise_says_so():
+    policy = parse_policy(edited(("cols = 8", "cols = 8\nblock = 4")))
+    assert (policy.grid.build().rows, policy.grid.build().cols) == (2, 2)
+    assert (policy.grid.fine().rows, policy.grid.fine().cols) == (8, 8)
+    assert any("measures 4 x 4 of the 8 x 8 cells as one" in sentence for sentence in promise(policy))
+    assert policy.measurement_hash != parse_policy(policy_text()).measurement_hash
+
+
+def test_the_side_of_blocks_is_chosen_from_public_numbers():
+    rows = ("rows = 8", "rows = 64"), ("cols = 8", 'cols = 64\nblock = "auto"')
+    policy = parse_policy(edited(*rows))
+    assert policy.grid.block == select_block(1000, 1.0, 3, (4, 64, 64)) > 1
+    assert "declared_event_count" in refusal(edited(*rows, MEASURED))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("cols = 8", "cols = 8\nblock = 3"), "grid.block must be a divisor of the 8 rows"),
+        (("cols = 8", "cols = 8\nblock = 0"), "grid.block must be at least 1"),
+        (("cols = 8", 'cols = 8\nblock = "fine"'), "'grid.block' must be a whole number"),
+        (("rows = 8\ncols = 8", 'cell_metres = 500\nblock = "auto"'), "needs rows and cols in [grid]"),
+    ],
+)
+def test_blocks_that_cannot_be_are_refused(change, words):
+    assert words in refusal(edited(change))
 
 
 def test_a_mistake_in_the_arguments_ends_with_1(capsys):

@@ -42,7 +42,7 @@ def read_events(path: str, policy: Policy, first: date | None = None) -> tuple[E
     period = policy.period_of((first or _day_of(int(micros.min()), policy.dataset.timezone)).isoformat())
     edges = np.array([round(edge.timestamp() * 1e6) for edge in period.edges])
     number = np.searchsorted(edges, micros, side="right") - 1
-    cell = policy.grid.build().cells_of(table["lat"].to_numpy(), table["lon"].to_numpy())
+    cell = policy.grid.fine().cells_of(table["lat"].to_numpy(), table["lon"].to_numpy())
     inside = (cell >= 0) & (number >= 0) & (number < period.slices)
     if not inside.any():
         last = _day_of(int(micros.max()), policy.dataset.timezone)

@@ -21,7 +21,7 @@ import numpy as np
 
 from heathaze.errors import InputError
 from heathaze.evaluate.events import Events, bounded, counts_of
-from heathaze.evaluate.learned import DENOISERS, denoise, learned_methods, prepare
+from heathaze.evaluate.learned import BLOCKS, DENOISERS, denoise, learned_methods, measured_side, prepare
 from heathaze.evaluate.meter import Meter, Method
 from heathaze.evaluate.methods import INFO
 from heathaze.evaluate.workloads import draw_workload, score
@@ -31,6 +31,7 @@ from heathaze.policy import MAX_SCALE, Policy
 from heathaze.release.refine import Measured, finish, refine
 from heathaze.release.rehearsal import rehearse
 from heathaze.release.sums import prefix_sum
+from heathaze.rho import spread_evenly
 
 LEVELS = ("event", "user")
 
@@ -81,7 +82,7 @@ def evaluate(
     """
     known = available(policy)
     check(policy, methods, epsilons, levels)
-    grid = policy.grid.build()
+    grid = policy.grid.fine()
     shape = (policy.period.slices, grid.rows, grid.cols)
     truth = counts_of(events, shape)
     rows: list[Row] = []
@@ -108,7 +109,7 @@ def evaluate(
                     _must_be_sound(label, answer, shape)
                     errors = score(answer, truth, workload)
                     after = score(answer, scaled, workload) if level == "user" else {}
-                    runs_at = INFO[name].runs_at if name in INFO else ""
+                    runs_at = INFO[name].runs_at if name in INFO else _blocks(policy, name, meter)
                     add(Row(level, str(epsilon), label, seed, cost.seconds, cost.megabytes, runs_at, errors, after), answer)
     return rows
 
@@ -129,12 +130,19 @@ def _answers(
         return {name: method(counts, meter)}
     size = int(counts.sum())
     up = np.float32(events / max(1, size))
-    if name not in DENOISERS:
+    if name not in (*DENOISERS, BLOCKS):
         return {name: method(counts, meter) * up}
-    noisy, found = denoise(policy, name, counts, meter)
+    look = denoise(policy, name, counts, meter)
     measured = Measured(size, int(events), noise_variance(Fraction(meter.unit) / meter.epsilon))
-    refined = refine(found.values, found.deviation, noisy, measured, policy.refine)
-    return {name: finish(found.values * up, policy.refine), f"{name}{AS_RELEASED}": refined.values}
+    refined = refine(look.found.values, look.found.deviation, look.noisy, measured, policy.refine).values
+    answers = {name: finish(look.found.values * up, policy.refine), f"{name}{AS_RELEASED}": refined}
+    return {label: spread_evenly(answer, look.side) for label, answer in answers.items()}
+
+
+def _blocks(policy: Policy, name: str, meter: Meter) -> str:
+    """What a table says of a method that measures blocks of cells."""
+    side = measured_side(policy, name, meter.epsilon, meter.unit)
+    return "" if side == 1 else f"blocks of {side} x {side} cells"
 
 
 def check(
@@ -183,7 +191,7 @@ def coverage(events: Events, policy: Policy, epsilon: Decimal, method: str, seed
 
     The interval is made as a release makes it: from a rehearsal on the noisy tensor, without the truth.
     """
-    grid = policy.grid.build()
+    grid = policy.grid.fine()
     truth = counts_of(events, (policy.period.slices, grid.rows, grid.cols))
     check(policy, [method], [epsilon], ["event"], [method])
     scale = 1 / Fraction(epsilon)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from heathaze.learn.training import Learner, TrainSettings, train
 from heathaze.learn.vqvae_training import RESOLUTIONS, VQVAELearner, denoise_slice
 from heathaze.policy import Policy
 from heathaze.release.refine import finish
+from heathaze.rho import block_sums, select_block, spread_evenly
 
 Denoise = Callable[[np.ndarray], Denoised]
 """A denoiser that is ready: trained where it needs to be."""
@@ -30,22 +32,52 @@ DENOISERS = ("shrink", "vqvae", "bayes")
 """Denoisers of the policy that can be put to the yardstick."""
 
 
+BLOCKS = "bayes_blocks"
+"""bayes where the policy says grid.block = "auto": on blocks of cells whose side follows from public numbers."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """One measurement, and what a denoiser makes of it."""
+
+    noisy: np.ndarray
+    found: Denoised
+    side: int
+    """Of the blocks that were measured, in cells."""
+
+
 def learned_methods(policy: Policy) -> dict[str, Method]:
     """heathaze's denoisers with the settings of a policy."""
-    return {name: _method(policy, name) for name in DENOISERS}
+    return {name: _method(policy, name) for name in (*DENOISERS, BLOCKS)}
 
 
 def _method(policy: Policy, name: str) -> Method:
     def method(counts: np.ndarray, meter: Meter) -> np.ndarray:
-        return finish(denoise(policy, name, counts, meter)[1].values, policy.refine)
+        look = denoise(policy, name, counts, meter)
+        return spread_evenly(finish(look.found.values, policy.refine), look.side)
 
     return method
 
 
-def denoise(policy: Policy, name: str, counts: np.ndarray, meter: Meter) -> tuple[np.ndarray, Denoised]:
-    """The noisy tensor, for all of the meter's epsilon, and what a denoiser makes of it."""
-    noisy = meter.laplace(counts, meter.epsilon).astype(np.int32)
-    return noisy, prepare(policy, name, noisy, Fraction(meter.unit) / meter.epsilon)(noisy)
+def denoise(policy: Policy, name: str, counts: np.ndarray, meter: Meter) -> Look:
+    """Measure cells, or blocks of them, for all of the meter's epsilon, and denoise them.
+
+    Every event lies in one block, so that blocks cost what cells cost.
+    """
+    side = measured_side(policy, name, meter.epsilon, meter.unit)
+    noisy = meter.laplace(block_sums(counts, side), meter.epsilon).astype(np.int32)
+    denoiser = "bayes" if name == BLOCKS else name
+    return Look(noisy, prepare(policy, denoiser, noisy, Fraction(meter.unit) / meter.epsilon)(noisy), side)
+
+
+def measured_side(policy: Policy, name: str, epsilon: Fraction, unit: int) -> int:
+    """Side of the blocks that a method measures, in cells; 1 for all but the one that chooses it from public numbers."""
+    if name != BLOCKS:
+        return 1
+    declared, cells = policy.privacy.declared_event_count, policy.grid.fine()
+    if declared is None:
+        raise InputError(f"{BLOCKS} needs privacy.declared_event_count in the policy: blocks are chosen from public numbers.")
+    return select_block(declared, float(epsilon), unit, (policy.period.slices, cells.rows, cells.cols))
 
 
 def prepare(policy: Policy, name: str, noisy: np.ndarray, scale: Fraction) -> Denoise:
