@@ -25,6 +25,9 @@ WIDTHS = (2, 5, 13, 35, 99)
 NARROW = 3
 """So many of the widths are also used of some slices only, such as the one before."""
 
+FEW = 5
+"""So many cells are added up one by one, which is faster than running sums of them."""
+
 WARM = 20_000
 """Cells of one colour, the warmest, on which the weights of other slices are fitted."""
 
@@ -116,6 +119,7 @@ class Context:
         kinds = {"history": usable, "weekday": [night for night in usable if night.age % 7 == 0], "last": usable[:1]}
         self._earlier = {name: _added(nights) for name, nights in kinds.items() if nights and name in sources}
         self._nights = [night.noisy for night in usable[:ALIKE]] if "history" in self._earlier else []
+        self._flat = tonight.reshape(self.slices, -1).astype(np.float32)
         self.names = [name for name, _, _ in self._gather(0)]
 
     @property
@@ -129,7 +133,8 @@ class Context:
         for row, (_, value, variance) in zip(out, gathered, strict=True):
             row.copy_(torch.from_numpy(np.ascontiguousarray(value)).reshape(-1))
             row.mul_(1 / sqrt(variance))
-        return torch.copysign(torch.log1p(out.abs()), out)
+            row.copy_(torch.copysign(torch.log1p(row.abs()), row))
+        return out
 
     def heat(self, number: int) -> np.ndarray:
         """How much is going on around each cell of a slice, at least 0, in units of its noise; blind to the cell's own value."""
@@ -195,20 +200,26 @@ class Context:
         The others are those of tonight and the same slice of earlier nights. Weekdays are alike, and so are weekends; how alike
         is read off the warmest cells.
         """
-        others = [self._tonight[q] for q in range(self.slices) if q != number] + [night[number] for night in self._nights]
-        share = self._noise / len(others)
-        mean = np.zeros((self._height, self._width))
-        for image in others:
-            mean += image
-        heat = np.maximum(mean / len(others) - 2 * sqrt(share), 0).ravel()
+        nights = [night[number].reshape(-1) for night in self._nights]
+        count = self.slices - 1 + len(nights)
+        share = self._noise / count
+        mean = (self._sum - self._tonight[number]).ravel()
+        for image in nights:
+            mean = mean + image
+        heat = np.maximum(mean / count - 2 * sqrt(share), 0)
         chess = np.add.outer(np.arange(self._height), np.arange(self._width)) % 2 == 0
+        kept = np.arange(self.slices) != number
         images = []
         for colour in (chess, ~chess):
-            weights = _fitted(self._tonight[number], others, np.where(colour.ravel(), 0, heat))
-            image = np.zeros((self._height, self._width))
-            for weight, other in zip(weights, others, strict=True):
-                image += weight * other
-            images.append(image / sqrt(max(self._noise * float(weights @ weights), 1e-3 * share)))
+            warm = _warmest(np.where(colour.ravel(), 0, heat))
+            seen = np.concatenate([self._flat[:, warm][kept], *(image[None, warm] for image in nights)])
+            weights = _fitted(self._tonight[number].ravel()[warm], seen, heat[warm])
+            # The slice itself has the weight 0, which leaves no trace of it.
+            image = np.insert(weights[: self.slices - 1], number, 0).astype(np.float32) @ self._flat
+            for weight, other in zip(weights[self.slices - 1 :], nights, strict=True):
+                image += np.float32(weight) * other
+            noise = sqrt(max(self._noise * float(weights @ weights), 1e-3 * share))
+            images.append(image.reshape(self._height, self._width) / noise)
         found = [("alike", np.where(chess, images[0], images[1]), 1.0)]
         for place, width in enumerate(self._narrow):
             kernel = self._kernels[width]
@@ -245,18 +256,21 @@ class Context:
         return found
 
 
-def _fitted(image: np.ndarray, others: list[np.ndarray], heat: np.ndarray) -> np.ndarray:
-    """Weights with which others add up to an image, by least squares over the warmest cells; equal where few cells are warm."""
+def _warmest(heat: np.ndarray) -> np.ndarray:
+    """The cells with most heat, of those that have any."""
     warm = np.flatnonzero(heat)
-    if len(warm) > WARM:
-        warm = warm[np.argpartition(heat[warm], -WARM)[-WARM:]]
-    if len(warm) < 10 * len(others):
-        return np.full(len(others), 1 / len(others))
-    seen = np.stack([other.ravel()[warm] for other in others]).astype(np.float64)
-    weighted = seen * heat[warm]
+    return warm if len(warm) <= WARM else warm[np.argpartition(heat[warm], -WARM)[-WARM:]]
+
+
+def _fitted(image: np.ndarray, seen: np.ndarray, heat: np.ndarray) -> np.ndarray:
+    """Weights with which others (other, cell) add up to an image, by least squares; equal where cells are few."""
+    if len(image) < 10 * len(seen):
+        return np.full(len(seen), 1 / len(seen))
+    seen = seen.astype(np.float64)
+    weighted = seen * heat
     moments = weighted @ seen.T
     moments[np.diag_indices_from(moments)] *= 1.01
-    return np.asarray(np.linalg.solve(moments, weighted @ image.ravel()[warm].astype(np.float64)))
+    return np.asarray(np.linalg.solve(moments, weighted @ image.astype(np.float64)))
 
 
 @dataclass(frozen=True)
@@ -327,9 +341,19 @@ class _Tent:
 def _box(image: np.ndarray, width: int, axis: int, grow: bool) -> np.ndarray:
     """Running sums of `width` cells along an axis; the first pass grows the image, the second cuts that off again."""
     pad = [(0, 0), (0, 0)]
+    if width <= FEW:
+        pad[axis] = (width - 1, width - 1) if grow else (0, 0)
+        padded = np.pad(image, pad)
+        size = padded.shape[axis] - width + 1
+        total = _along(padded, axis, 0, size)
+        for start in range(1, width):
+            total = total + _along(padded, axis, start, start + size)
+        return total
     pad[axis] = (width, width - 1) if grow else (1, 0)
     running = np.cumsum(np.pad(image, pad), axis=axis)
     size = running.shape[axis]
-    high, low = [slice(None)] * 2, [slice(None)] * 2
-    high[axis], low[axis] = slice(width, None), slice(0, size - width)
-    return running[tuple(high)] - running[tuple(low)]
+    return _along(running, axis, width, size) - _along(running, axis, 0, size - width)
+
+
+def _along(image: np.ndarray, axis: int, start: int, stop: int) -> np.ndarray:
+    return image[start:stop] if axis == 0 else image[:, start:stop]

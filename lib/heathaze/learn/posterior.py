@@ -47,6 +47,8 @@ class Tables:
     """E[x | y, r]."""
     square: torch.Tensor
     """E[x^2 | y, r]."""
+    weighted: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    """P(y | r) over its largest value for that y, and its products with the two moments: sums need no exponentials."""
 
     def rows(self, noisy: torch.Tensor) -> torch.Tensor:
         """The row of each noisy value, the last one for values beyond the table."""
@@ -88,15 +90,22 @@ def make_tables(scale: float, rates: np.ndarray) -> Tables:
             column.append(((forwards + backwards - padded) * (1 - a) / (1 + a))[kept])
     likelihood, first, second = (np.stack(column, axis=1) for column in columns)
     floor = np.maximum(likelihood, 1e-300)
+    part = floor / floor.max(1, keepdims=True)
+    moments = first / floor, second / floor
     return Tables(
         scale=scale,
         rates=rates,
         first=-reach,
         step=step,
-        log_likelihood=torch.from_numpy(np.log(floor).astype(np.float32)),
-        mean=torch.from_numpy((first / floor).astype(np.float32)),
-        square=torch.from_numpy((second / floor).astype(np.float32)),
+        log_likelihood=_single(np.log(floor)),
+        mean=_single(moments[0]),
+        square=_single(moments[1]),
+        weighted=(_single(part), _single(part * moments[0]), _single(part * moments[1])),
     )
+
+
+def _single(values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(values.astype(np.float32))
 
 
 @dataclass(frozen=True)
@@ -107,25 +116,29 @@ class Posterior:
     mean: torch.Tensor
     square: torch.Tensor
     """E[x^2]."""
-    log_odds: torch.Tensor
-    """Logarithm of how much likelier the noisy value is under the prior than in an empty cell."""
+
+
+SURPRISE = 1e-30
+"""A noisy value that the prior thinks rarer than this, beside the likeliest rate, is beyond what float32 can divide by."""
 
 
 def posterior(log_prior: torch.Tensor, noisy: torch.Tensor, tables: Tables) -> Posterior:
     """Posterior moments of cells; `log_prior` is (rate, cell), `noisy` has one whole number per cell."""
     row = tables.rows(noisy)
-    likelihood = tables.log_likelihood[row].t()
-    joint = log_prior + likelihood
-    evidence = torch.logsumexp(joint, 0)
-    weight = torch.exp(joint - evidence)
-    mean = (weight * tables.mean[row].t()).sum(0)
-    square = (weight * tables.square[row].t()).sum(0)
+    prior = torch.exp(log_prior).t().contiguous()
+    evidence, mean, square = ((prior * table.index_select(0, row)).sum(1) for table in tables.weighted)
+    # What the prior holds to be impossible is decided by the likelihood alone.
+    likelihood, *moments = (table.index_select(0, row[evidence < SURPRISE]) for table in tables.weighted)
+    is_known, evidence = evidence >= SURPRISE, evidence.clamp(min=SURPRISE)
+    mean, square = mean / evidence, square / evidence
+    for found, moment in zip((mean, square), moments, strict=True):
+        found[~is_known] = moment.sum(1) / likelihood.sum(1)
     beyond = tables.is_beyond(noisy)
     value = noisy.to(mean.dtype)
     mean = torch.where(beyond, value, mean)
     square = torch.where(beyond, value * value + 2 * tables.scale**2, square)
     rates = torch.from_numpy(tables.rates).to(mean.dtype)
-    return Posterior((torch.exp(log_prior) * rates[:, None]).sum(0), mean, square, evidence - likelihood[0])
+    return Posterior(prior @ rates, mean, square)
 
 
 def log_evidence(log_prior: torch.Tensor, noisy: torch.Tensor, tables: Tables) -> torch.Tensor:
