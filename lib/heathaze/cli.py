@@ -130,11 +130,12 @@ def _open_tables(arguments: argparse.Namespace) -> tuple[Tables, SparkSession | 
 
 
 def _policy_check(arguments: argparse.Namespace) -> None:
-    from heathaze.statement import promise
+    from heathaze.statement import advice, promise
 
     policy = load_policy(arguments.file)
-    sentences = promise(policy)
-    console.show({"policy": as_dict(policy), "hash": policy.hash, "promise": sentences}, arguments.json, "\n".join(sentences))
+    sentences, hints = promise(policy), advice(policy)
+    report = {"policy": as_dict(policy), "hash": policy.hash, "promise": sentences, "advice": hints}
+    console.show(report, arguments.json, "\n".join([*sentences, *hints]))
 
 
 def _synthesize(arguments: argparse.Namespace) -> None:

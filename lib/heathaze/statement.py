@@ -6,6 +6,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 from heathaze.policy import Policy
+from heathaze.rho import select_block
 
 
 def promise(policy: Policy) -> list[str]:
@@ -46,6 +47,21 @@ def promise(policy: Policy) -> list[str]:
         "Not covered: one person with several user ids, what a release says about groups, and who may read the raw events."
     )
     return sentences
+
+
+def advice(policy: Policy) -> list[str]:
+    """What would make the releases of a policy more useful, from its public numbers alone."""
+    declared, cells = policy.privacy.declared_event_count, policy.grid.fine()
+    if policy.release.method != "vdr" or declared is None:
+        return []
+    shape = policy.period.slices, cells.rows, cells.cols
+    side = select_block(declared, float(policy.privacy.epsilon), policy.privacy.max_events_per_user, shape)
+    if side <= policy.grid.block:
+        return []
+    return [
+        f"Advice: for {declared:,} events under this noise, blocks of {side} x {side} cells are expected to tell more than "
+        f'blocks of {policy.grid.block} x {policy.grid.block}: give grid.block = "auto".'
+    ]
 
 
 def _blocks(policy: Policy) -> str:

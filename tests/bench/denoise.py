@@ -200,18 +200,21 @@ class _Partial(Context):
 
 def history() -> list[dict[str, Any]]:
     """Night 14 of a synthetic city at user level (k 20, epsilon 1), by bayes with and without the 13 nights before it."""
-    nights = [_bounded_night(number) for number in range(14)]
-    scale = Fraction(20)
-    noisy = [
-        (night + discrete_laplace(np.random.default_rng(number), float(scale), night.shape)).astype(np.int32)
-        for number, night in enumerate(nights)
-    ]
-    earlier = [Earlier(night, 13 - number) for number, night in enumerate(noisy[:-1])]
-    truth = nights[-1]
     rows = []
-    for name, before in (("without history", []), ("with history", earlier)):
-        settled = _bayes(noisy[-1], before, scale, SMALL).settled
-        rows.append({"what": name, **_box_errors(settled, truth)})
+    scale = Fraction(20)
+    for day, first in (("a Sunday", date(2026, 11, 2)), ("a Tuesday", date(2026, 11, 4))):
+        nights = [_bounded_night(first + timedelta(days=number)) for number in range(14)]
+        noisy = [
+            (night + discrete_laplace(np.random.default_rng(number), float(scale), night.shape)).astype(np.int32)
+            for number, night in enumerate(nights)
+        ]
+        earlier = [Earlier(night, 13 - number) for number, night in enumerate(noisy[:-1])]
+        truth = nights[-1]
+        alone = _box_errors(_bayes(noisy[-1], [], scale, SMALL).settled, truth)
+        helped = _box_errors(_bayes(noisy[-1], earlier, scale, SMALL).settled, truth)
+        rows.append({"what": f"{day}, without history", **alone})
+        rows.append({"what": f"{day}, with history", **helped})
+        rows.append({"what": f"{day}, ratio", **{name: round(helped[name] / alone[name], 2) for name in alone}})
     moved = truth.copy()
     moved[:, 60:64, 60:64] += 40  # an event where there was none on any night before
     closed = int(np.argmax(np.sum(nights[:-1], axis=(0, 1, 3)) * (np.arange(truth.shape[1]) != 62)))
@@ -251,12 +254,11 @@ def _box_errors(answer: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     return {name: round(value, 3) for name, value in found.items()}
 
 
-def _bounded_night(number: int) -> np.ndarray:
+def _bounded_night(first: date) -> np.ndarray:
     """Counts of at most 20 events of each user of one night, 8 slices of 144 x 144 cells."""
     grid = Grid(37.70, -122.52, 37.88, -122.292, 144, 144)
-    first = date(2026, 11, 2) + timedelta(days=number)
     counts = np.zeros((8, grid.cells), dtype=np.int64)
-    random = np.random.default_rng(number)
+    random = np.random.default_rng(first.toordinal())
     for table in batches(City(users=20_000, events_per_user=20, first_day=first)):
         user = table["user_id"].combine_chunks().dictionary_encode().indices.to_numpy()
         order = np.lexsort((random.random(len(user)), user))

@@ -14,7 +14,7 @@ from heathaze.cli import main
 from heathaze.errors import PolicyError
 from heathaze.policy import DENOISERS, METHODS, Budget, GridSettings, Policy, as_dict, load_policy, parse_policy
 from heathaze.rho import select_block
-from heathaze.statement import promise
+from heathaze.statement import advice, promise
 
 MEASURED = "declared_event_count = 1000", "max_counted_per_user = 50"
 SHARES = "[privacy.shares]\nhistogram = {histogram}\nsample_size = {sample_size}\nevent_count = {event_count}\n[budget]"
@@ -396,7 +396,7 @@ def test_policy_check_as_json_carries_the_policy_its_hash_and_the_promise(capsys
     assert main(["policy", "check", str(path), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     policy = load_policy(path)
-    assert report == {"policy": as_dict(policy), "hash": policy.hash, "promise": promise(policy)}
+    assert report == {"policy": as_dict(policy), "hash": policy.hash, "promise": promise(policy), "advice": []}
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
@@ -430,6 +430,9 @@ def test_the_side_of_blocks_is_chosen_from_public_numbers():
     policy = parse_policy(edited(*rows))
     assert policy.grid.block == select_block(1000, 1.0, 3, (4, 64, 64)) > 1
     assert "declared_event_count" in refusal(edited(*rows, MEASURED))
+    assert advice(policy) == [] and advice(parse_policy(edited(MEASURED, with_shares("0.9", "0.02", "0.08")))) == []
+    finer = parse_policy(edited(rows[0], ("cols = 8", "cols = 64")))
+    assert f"blocks of {policy.grid.block} x {policy.grid.block} cells" in advice(finer)[0]
 
 
 @pytest.mark.parametrize(
