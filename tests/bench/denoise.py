@@ -22,7 +22,7 @@ from heathaze.evaluate.learned import prepare
 from heathaze.evaluate.synthetic import City, batches
 from heathaze.evaluate.workloads import draw_workload, score
 from heathaze.grid import Grid
-from heathaze.learn.bayes import Context, Earlier
+from heathaze.learn.bayes import Context, Earlier, lessons
 from heathaze.learn.bayes_training import BayesLearner, Estimate, estimate
 from heathaze.learn.denoiser import discrete_laplace, noise_variance
 from heathaze.learn.distributed import alone
@@ -237,7 +237,8 @@ def _bayes(
     without: tuple[str, ...] = (),
 ) -> Estimate:
     context = _Partial(noisy, noise_variance(scale), earlier, season, without=without)
-    learner = BayesLearner(context, noisy, scale, settings, alone(), seed=0)
+    taught = lessons(noisy, noise_variance(scale), earlier, season, context.sources)
+    learner = BayesLearner(context, noisy, scale, settings, alone(), 0, [] if without else taught)
     with tempfile.TemporaryDirectory() as work:
         schedule = TrainSettings(settings.epochs, -(-settings.cells // settings.batch), 3e-3, 0, settings.patience)
         trained = train(alone(), learner, schedule, Path(work))

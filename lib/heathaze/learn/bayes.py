@@ -11,8 +11,9 @@ a chessboard.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 
 import numpy as np
@@ -30,6 +31,9 @@ FEW = 5
 
 WARM = 20_000
 """Cells of one colour, the warmest, on which the weights of other slices are fitted."""
+
+TAUGHT = 112
+"""Slices of earlier nights, the last ones, that are learned from beside tonight's; each costs the time of its features."""
 
 ALIKE = 14
 """Earlier nights, the last ones, whose weights are fitted one by one."""
@@ -115,10 +119,9 @@ class Context:
                 width: np.stack([self._kernels[width].sums(image).astype(np.float32) for image in tonight])
                 for width in self._narrow
             }
-        usable = sorted((night for night in earlier if night.noisy.shape == tonight.shape), key=lambda night: night.age)
-        kinds = {"history": usable, "weekday": [night for night in usable if night.age % 7 == 0], "last": usable[:1]}
-        self._earlier = {name: _added(nights) for name, nights in kinds.items() if nights and name in sources}
-        self._nights = [night.noisy for night in usable[:ALIKE]] if "history" in self._earlier else []
+        kinds = _kinds([night for night in earlier if night.noisy.shape == tonight.shape])
+        self._earlier = {name: _added(nights) for name, nights in kinds.items() if name in sources}
+        self._nights = [night.noisy for night in kinds["history"][:ALIKE]] if "history" in self._earlier else []
         self._flat = tonight.reshape(self.slices, -1).astype(np.float32)
         self.names = [name for name, _, _ in self._gather(0)]
 
@@ -254,6 +257,39 @@ class Context:
             found.append((f"{name} always", always, share / self.slices))
             found.append((f"{name} always 0", kernel.mean(kernel.sums(always)), share / self.slices * kernel.variance()))
         return found
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A night to learn from."""
+
+    noisy: np.ndarray
+    context: Callable[[], Context]
+    """Made when it is needed, and let go: it is several times as large as the night."""
+
+
+def lessons(
+    tonight: np.ndarray, noise_variance: float, earlier: Sequence[Earlier], season: int, sources: Sequence[str]
+) -> list[Lesson]:
+    """Earlier nights as nights to learn from, the last ones first, each with all the others, later ones too, as its context.
+
+    Those whose others do not tell the same as tonight's (`sources`) are left out.
+    """
+    nights = sorted((*earlier, Earlier(tonight, 0)), key=lambda night: night.age)
+    usable = [night for night in nights if night.noisy.shape == tonight.shape]
+    found = []
+    for night in usable[1:]:
+        others = [Earlier(other.noisy, abs(other.age - night.age)) for other in usable if other is not night]
+        if set(_kinds(others)) == set(sources):
+            found.append(Lesson(night.noisy, partial(Context, night.noisy, noise_variance, others, season)))
+    return found[: TAUGHT // len(tonight)]
+
+
+def _kinds(earlier: Sequence[Earlier]) -> dict[str, list[Earlier]]:
+    """The nights behind each of `SOURCES`, the last ones first; without those that have none."""
+    nights = sorted(earlier, key=lambda night: night.age)
+    kinds = {"history": nights, "weekday": [night for night in nights if night.age % 7 == 0], "last": nights[:1]}
+    return {name: chosen for name, chosen in kinds.items() if chosen}
 
 
 def _warmest(heat: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ cold cells whose noise is high, and teach the network that cold cells hold peopl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,7 +18,7 @@ from os import cpu_count
 import numpy as np
 import torch
 
-from heathaze.learn.bayes import Context, ContextNet
+from heathaze.learn.bayes import Context, ContextNet, Lesson
 from heathaze.learn.denoiser import Denoised, noise_variance
 from heathaze.learn.distributed import Seam
 from heathaze.learn.posterior import Posterior, Tables, deconvolve, ladder, log_evidence, make_tables, posterior
@@ -42,17 +42,34 @@ WARM_UP = 400
 
 
 class BayesLearner(Quiet):
-    """Trains a context network on the noisy slices of one rank, with the context of all of them."""
+    """Trains a context network on the noisy slices of one rank, with the context of all of them.
 
-    def __init__(self, context: Context, tonight: np.ndarray, scale: Fraction, settings: BayesSettings, seam: Seam, seed: int):
+    It also learns from earlier nights, with their own context: what surroundings say of a cell is much the same every night, and
+    the noise of each is another.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        tonight: np.ndarray,
+        scale: Fraction,
+        settings: BayesSettings,
+        seam: Seam,
+        seed: int,
+        earlier: Sequence[Lesson] = (),
+    ):
         torch.manual_seed(seed)
         self._noise = noise_variance(scale)
-        highest = max(4 * float(scale), 20.0, 1.5 * float(tonight.max()))
+        most = max(float(night.max()) for night in (tonight, *(lesson.noisy for lesson in earlier)))
+        highest = max(4 * float(scale), 20.0, 1.5 * most)
         self._tables = make_tables(float(scale), ladder(float(scale), highest, settings.rates))
         self._batch = max(1, settings.batch // seam.size)
         numbers = range(seam.rank, len(tonight), seam.size) if len(tonight) >= seam.size else range(len(tonight))
         random = np.random.default_rng((seed, 11, seam.rank))
-        self._features, self._noisy, heat = _draw(context, tonight, list(numbers), random, settings.cells // seam.size)
+        cells = settings.cells // seam.size // (1 + len(earlier))
+        drawn = [_draw(context, tonight, list(numbers), random, cells)]
+        drawn += [_draw(lesson.context(), lesson.noisy, list(numbers), random, cells) for lesson in earlier]
+        self._features, self._noisy, heat = (torch.cat(parts) for parts in zip(*drawn, strict=True))
         self._check = _draw(context, tonight, list(numbers), np.random.default_rng((seed, 7, seam.rank)), CHECKED)[:2]
         self.model = ContextNet(self._features.shape[1], self._tables.rates, settings.hidden, context.sources)
         self._start(heat, random)

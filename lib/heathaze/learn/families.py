@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from heathaze.learn import denoiser
-from heathaze.learn.bayes import Context, ContextNet, Earlier
+from heathaze.learn.bayes import Context, ContextNet, Earlier, lessons
 from heathaze.learn.bayes_training import BayesLearner, blind_error, check_cells, estimate
 from heathaze.learn.denoiser import Denoised
 from heathaze.learn.handoff import Night, read_night, read_slices, shared_out
@@ -123,10 +123,12 @@ def _vqvae(weights: Weights, settings: Denoise) -> VQVAE:
 
 def train_bayes(seam: Seam, nights: Nights, settings: Denoise, work: str) -> Trained:
     tonight, ours = nights.tonight(), settings.bayes
-    context = Context(tonight, denoiser.noise_variance(nights.scale), nights.earlier(), nights.season)
-    learner = BayesLearner(context, tonight, nights.scale, ours, seam, settings.seed)
+    earlier, noise = nights.earlier(), denoiser.noise_variance(nights.scale)
+    context = Context(tonight, noise, earlier, nights.season)
+    taught = lessons(tonight, noise, earlier, nights.season, context.sources)
+    learner = BayesLearner(context, tonight, nights.scale, ours, seam, settings.seed, taught)
     # Ranks may hold a cell more or less; the number of steps is the same for all.
-    steps = max(1, -(-min(ours.cells, 4 * tonight.size) // ours.batch))
+    steps = max(1, -(-min(ours.cells, 4 * tonight.size * (1 + len(taught))) // ours.batch))
     schedule = TrainSettings(ours.epochs, steps, float(ours.learning_rate), settings.seed, ours.patience)
     return train(seam, learner, schedule, Path(work))
 
