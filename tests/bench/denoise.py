@@ -39,6 +39,7 @@ SHOWN = ("small at records: relative", "cell at records: absolute", "middle at r
 SHOWN += ("whole slice: absolute",)
 GRID = Grid(37.70007, -122.53380, 37.87993, -122.30620, 576, 576)
 SMALL = BayesSettings(epochs=10, cells=400_000)
+AGED = BayesSettings(epochs=10, cells=800_000)
 SHORT = BayesSettings(epochs=8, cells=1_000_000)
 
 
@@ -210,8 +211,8 @@ def history() -> list[dict[str, Any]]:
         ]
         earlier = [Earlier(night, 13 - number) for number, night in enumerate(noisy[:-1])]
         truth = nights[-1]
-        alone = _box_errors(_bayes(noisy[-1], [], scale, SMALL).settled, truth)
-        helped = _box_errors(_bayes(noisy[-1], earlier, scale, SMALL).settled, truth)
+        alone = _box_errors(_bayes(noisy[-1], [], scale, AGED).settled, truth)
+        helped = _box_errors(_bayes(noisy[-1], earlier, scale, AGED).settled, truth)
         rows.append({"what": f"{day}, without history", **alone})
         rows.append({"what": f"{day}, with history", **helped})
         rows.append({"what": f"{day}, ratio", **{name: round(helped[name] / alone[name], 2) for name in alone}})
@@ -221,7 +222,7 @@ def history() -> list[dict[str, Any]]:
     moved[:, closed, :] = 0  # a street that is closed tonight
     tonight = moved + discrete_laplace(np.random.default_rng(99), float(scale), moved.shape)
     for name, before in (("changed city, without history", []), ("changed city, with history", earlier)):
-        settled = _bayes(tonight.astype(np.int32), before, scale, SMALL).settled
+        settled = _bayes(tonight.astype(np.int32), before, scale, AGED).settled
         event = settled[:, 60:64, 60:64].sum() / moved[:, 60:64, 60:64].sum()
         street = settled[:, closed].sum() / truth[:, closed].sum()
         rows.append({"what": name, "event_kept": round(float(event), 3), "closed_street_left": round(float(street), 3)})

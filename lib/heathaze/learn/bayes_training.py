@@ -66,9 +66,12 @@ class BayesLearner(Quiet):
         self._batch = max(1, settings.batch // seam.size)
         numbers = range(seam.rank, len(tonight), seam.size) if len(tonight) >= seam.size else range(len(tonight))
         random = np.random.default_rng((seed, 11, seam.rank))
-        cells = settings.cells // seam.size // (1 + len(earlier))
-        drawn = [_draw(context, tonight, list(numbers), random, cells)]
-        drawn += [_draw(lesson.context(), lesson.noisy, list(numbers), random, cells) for lesson in earlier]
+        cells = settings.cells // seam.size
+        # Tonight weighs as much as all the others: a city that has changed must be able to say so.
+        own = cells if not earlier else cells - cells // 2
+        drawn = [_draw(context, tonight, list(numbers), random, own)]
+        share = (cells - own) // max(1, len(earlier))
+        drawn += [_draw(lesson.context(), lesson.noisy, list(numbers), random, share) for lesson in earlier]
         self._features, self._noisy, heat = (torch.cat(parts) for parts in zip(*drawn, strict=True))
         self._check = _draw(context, tonight, list(numbers), np.random.default_rng((seed, 7, seam.rank)), CHECKED)[:2]
         self.model = ContextNet(self._features.shape[1], self._tables.rates, settings.hidden, context.sources)
