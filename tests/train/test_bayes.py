@@ -12,7 +12,7 @@ from tests.conftest import policy_text
 
 from heathaze.evaluate.learned import learned_methods
 from heathaze.evaluate.meter import Meter
-from heathaze.learn.bayes import Context, ContextNet, Earlier
+from heathaze.learn.bayes import Context, ContextNet, Earlier, lessons
 from heathaze.learn.bayes_training import BayesLearner, Estimate, estimate
 from heathaze.learn.denoiser import discrete_laplace, noise_variance
 from heathaze.learn.distributed import alone
@@ -156,3 +156,17 @@ def test_blocks_chosen_from_public_numbers_beat_cells_where_noise_drowns_them() 
     assert np.allclose(blocks, spread_evenly(block_sums(blocks, side), side), atol=1e-4)
     errors = {name: np.abs(block_sums(answer - truth, 16)).mean() for name, answer in answers.items()}
     assert errors["bayes_blocks"] < errors["bayes"]
+
+
+def test_earlier_nights_that_tell_the_same_as_tonight_are_learned_from_with_the_others_around_them() -> None:
+    random = np.random.default_rng(4)
+    tonight, *before = (random.integers(-9, 30, (4, 24, 24)).astype(np.int32) for _ in range(9))
+    earlier = [Earlier(night, age) for age, night in enumerate(before, 1)]  # 8 nights: one of them a week ago
+    context = Context(tonight, 50.0, earlier)
+    taught = lessons(tonight, 50.0, earlier, 0, context.sources)
+    # Of nine nights in a row, the first two and the last two have one a week away; tonight is one of these.
+    assert [int(np.flatnonzero([lesson.noisy is night for night in before])[0]) + 1 for lesson in taught] == [1, 7, 8]
+    assert all(lesson.context().names == context.names for lesson in taught)
+    learner = BayesLearner(context, tonight, SCALE, SMALL, alone(), 0, taught)
+    assert learner.cells == pytest.approx(4 * tonight.size * (1 + len(taught)), rel=0.01)
+    assert lessons(tonight, 50.0, [], 0, ()) == []
