@@ -242,6 +242,7 @@ _ARROW_TYPES = {
     "double": pa.float64(),
     "boolean": pa.bool_(),
     "binary": pa.binary(),
+    "array<bigint>": pa.list_(pa.int64()),
     "timestamp": pa.timestamp("us", "UTC"),
 }
 

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from heathaze.collect import bound as bounding
 from heathaze.collect import entropy
 from heathaze.collect import events as incoming
-from heathaze.collect.count import count, place
+from heathaze.collect.count import cell_of, count, place, slice_of
 from heathaze.collect.private import PrivateTables
 from heathaze.evaluate.synthetic import City, batches
 from heathaze.policy import load_policy
@@ -31,6 +31,7 @@ POLICY = load_policy(Path(__file__).parents[2] / "conf" / "nightly.toml")
 DAY = date(2026, 11, 14)
 GRID = POLICY.grid.build()
 USERS = 500_000
+SALT = 12345
 WORK = Path(tempfile.gettempdir()) / "heathaze-bench"
 
 
@@ -56,13 +57,13 @@ def bound() -> list[dict[str, Any]]:
     rows = []
     for millions in (20, 50):
         events = _city(spark, millions)
-        ways = {"window": _plain, "window_of_places": _plain_places, "heathaze": _filtered}
+        ways = {"window": _plain, "window_of_places": _plain_places, "heathaze": _bounded}
         times: dict[str, list[float]] = {name: [] for name in ways}
         histograms = {}
         for _ in range(2):  # alternating, so that a slow minute of the machine hits both
-            for name, sample_of in ways.items():
+            for name, way in ways.items():
                 began = time.monotonic()
-                histograms[name] = _bound_and_count(events, sample_of, f"{name}-{millions}")
+                histograms[name] = _bound_and_count(events, way, f"{name}-{millions}")
                 times[name].append(time.monotonic() - began)
         ours = histograms["heathaze"]
         different = sum(h.exceptAll(ours).count() + ours.exceptAll(h).count() for h in histograms.values())
@@ -78,11 +79,11 @@ def growth() -> list[dict[str, Any]]:
     """bound + count on 10, 20 and 40 M rows: seconds per million rows and peak memory of the JVM."""
     spark = start_spark("UTC", **{"spark.driver.memory": "6g"})
     rows = []
-    _bound_and_count(_city(spark, 10), _filtered, "warm-up")
+    _bound_and_count(_city(spark, 10), _bounded, "warm-up")
     for millions in (10, 20, 40):
         events = _city(spark, millions)
         began = time.monotonic()
-        _bound_and_count(events, _filtered, f"growth-{millions}")
+        _bound_and_count(events, _bounded, f"growth-{millions}")
         seconds = time.monotonic() - began
         rows.append(
             {
@@ -126,49 +127,56 @@ def _micros(table: pa.Table) -> np.ndarray:
     return table["event_time"].cast("int64").to_numpy()
 
 
-def _plain(events: DataFrame, tables: PrivateTables, settings: bounding.BoundSettings) -> DataFrame:
+def _plain(events: DataFrame, folder: Path) -> DataFrame:
     """The reference: row_number over the user's events in the order of their hashes, and nothing else."""
-    _window(events, settings).select(*bounding.COLUMNS).write.format("delta").save(f"{tables.root}/plain")
-    sample = events.sparkSession.read.format("delta").load(f"{tables.root}/plain")
-    return place(sample, GRID, POLICY.period_of(DAY.isoformat()))
+    sample = _saved(_window(events).select(*bounding.COLUMNS), folder)
+    return _checked_and_counted(sample.select("user_id", *_slice_and_cell()))
 
 
-def _plain_places(events: DataFrame, tables: PrivateTables, settings: bounding.BoundSettings) -> DataFrame:
-    return _written(tables, _window(events, settings).select(*bounding.PLACED), "plain")
+def _plain_places(events: DataFrame, folder: Path) -> DataFrame:
+    return _checked_and_counted(_saved(_window(events).select("user_id", *_slice_and_cell()), folder))
 
 
-def _window(events: DataFrame, settings: bounding.BoundSettings) -> DataFrame:
+def _window(events: DataFrame) -> DataFrame:
     first_k = Window.partitionBy("user_id").orderBy("hash")
-    ranked = events.withColumn("hash", bounding._hash(settings.salt)).withColumn("rank", F.row_number().over(first_k))
-    return ranked.where(F.col("rank") <= settings.max_events_per_user)
+    hashed = events.withColumn("hash", F.xxhash64(F.lit(SALT), *bounding.COLUMNS))
+    return hashed.withColumn("rank", F.row_number().over(first_k)).where(F.col("rank") <= POLICY.privacy.max_events_per_user)
 
 
-def _filtered(events: DataFrame, tables: PrivateTables, settings: bounding.BoundSettings) -> DataFrame:
-    heavy = bounding.thresholds(bounding.counted_part(events), settings).cache()
-    sample = _written(tables, bounding.bound(bounding.drop_hopeless(events, heavy, settings), settings), "filtered")
-    assert not bounding.is_anyone_starved(sample, heavy, settings)
-    heavy.unpersist()
-    return sample
+def _slice_and_cell() -> list[Column]:
+    return [slice_of(POLICY.period_of(DAY.isoformat())).alias("slice"), cell_of(GRID).alias("cell")]
 
 
-def _written(tables: PrivateTables, sample: DataFrame, name: str) -> DataFrame:
-    tables.append_once("sample", sample.withColumn("entry", F.lit(name)), token=name)
-    return tables.read("sample", sample.sparkSession)
+def _saved(sample: DataFrame, folder: Path) -> DataFrame:
+    sample.write.format("delta").save(f"{folder}/plain")
+    return sample.sparkSession.read.format("delta").load(f"{folder}/plain")
 
 
-def _bound_and_count(
-    events: DataFrame, sample_of: Callable[[DataFrame, PrivateTables, bounding.BoundSettings], DataFrame], name: str
-) -> DataFrame:
-    """Bound, materialise, check and count, as the pipeline does; returns the histogram as it was written."""
-    shutil.rmtree(WORK / name, ignore_errors=True)
-    tables = PrivateTables(str(WORK / name))
-    partitions = bounding.PARTITIONS_PER_CORE * events.sparkSession.sparkContext.defaultParallelism
-    k = POLICY.privacy.max_events_per_user
-    settings = bounding.BoundSettings(k, salt=12345, kept=bounding.PLACED, partitions=partitions)
-    sample = sample_of(events, tables, settings)
+def _checked_and_counted(sample: DataFrame) -> DataFrame:
+    most = sample.groupBy("user_id").agg(F.count(F.lit(1)).alias("kept")).agg(F.max("kept").alias("most")).first()
+    assert most is not None and most["most"] <= POLICY.privacy.max_events_per_user
+    return sample.groupBy("slice", "cell").agg(F.count(F.lit(1)).alias("count"))
+
+
+def _bounded(events: DataFrame, folder: Path) -> DataFrame:
+    """What the pipeline does."""
+    spark, tables = events.sparkSession, PrivateTables(str(folder))
+    partitions = bounding.PARTITIONS_PER_CORE * spark.sparkContext.defaultParallelism
+    places = GRID.cells * POLICY.period.slices
+    settings = bounding.BoundSettings(POLICY.privacy.max_events_per_user, SALT, places, partitions)
+    bounding.make_room(spark, settings)
+    tables.append_once("sample", bounding.bound(events, settings).withColumn("entry", F.lit("bench")), token="sample")
+    sample = tables.read("sample", spark).where(F.col("entry") == "bench")
     bounding.check_bound(sample, settings.max_events_per_user)
-    histogram = count(sample)
-    tables.append_once("histogram", histogram.withColumn("entry", F.lit("bench")), token="bench")
+    return count(sample, GRID)
+
+
+def _bound_and_count(events: DataFrame, way: Callable[[DataFrame, Path], DataFrame], name: str) -> DataFrame:
+    """Bound, materialise, check and count, one way or another; returns the histogram as it was written."""
+    folder = WORK / name
+    shutil.rmtree(folder, ignore_errors=True)
+    tables = PrivateTables(str(folder))
+    tables.append_once("histogram", way(events, folder).withColumn("entry", F.lit("bench")), token="bench")
     return tables.read("histogram", events.sparkSession).select("slice", "cell", "count")
 
 

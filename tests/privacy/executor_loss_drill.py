@@ -23,7 +23,7 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from heathaze.collect.bound import COLUMNS, BoundSettings, bound
+from heathaze.collect.bound import BoundSettings, bound
 from heathaze.session import start_spark
 
 K = 10
@@ -32,12 +32,18 @@ WRITERS = 7
 
 CONTROL_ATTEMPTS = 3
 
+PLACES = 86_400
+"""An event's place is its second of the day."""
+
 
 def bound_by_rand(events: DataFrame, settings: BoundSettings) -> DataFrame:
     """What `bound` must not do: the same window in an order that is drawn again whenever a task runs again."""
     first_k = Window.partitionBy("user_id").orderBy("draw")
-    ranked = events.select(*COLUMNS, F.rand(settings.salt).alias("draw")).withColumn("rank", F.row_number().over(first_k))
-    return ranked.where(F.col("rank") <= settings.max_events_per_user).select(*COLUMNS)
+    ranked = events.select("user_id", "place", F.rand(settings.salt).alias("draw")).withColumn(
+        "rank", F.row_number().over(first_k)
+    )
+    kept = ranked.where(F.col("rank") <= settings.max_events_per_user)
+    return kept.groupBy("user_id").agg(F.collect_list("place").alias("places"))
 
 
 def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -80,8 +86,11 @@ def drill(spark: SparkSession, folder: Path, name: str, choose: Callable[..., Da
         time.sleep(0.1)
     # Rows that come out of a shuffle come in the order in which its blocks arrive, which is another one in every run.
     events = spark.read.parquet(str(folder / "events")).repartition(5, "event_time")
-    sample = choose(events, BoundSettings(max_events_per_user=K, salt=7))
-    written = sample.repartition(WRITERS, "lat").mapInArrow(slowly, sample.schema)
+    events = events.withColumn("place", F.unix_seconds("event_time") % PLACES)
+    sample = choose(events, BoundSettings(max_events_per_user=K, salt=7, places=PLACES))
+    # A user's events go to different writers, so that some may come from tasks that ran again and some from before.
+    kept = sample.select("user_id", F.explode("places").alias("place"))
+    written = kept.repartition(WRITERS, "place").mapInArrow(slowly, kept.schema)
     killer = Killer(spark)
     if kill:
         killer.start()

@@ -48,7 +48,9 @@ def events_of(spark: SparkSession, cells_of: dict[str, list[int]]) -> DataFrame:
 def histograms(spark: SparkSession, cases: list[tuple[dict[str, list[int]], int, int]]) -> list[np.ndarray]:
     """The counts that the real stages make of each (events, k, salt), in one job."""
     counted = [
-        count(place(bound(events_of(spark, events), BoundSettings(k, salt)), GRID, PERIOD)).withColumn("case", F.lit(i))
+        count(bound(place(events_of(spark, events), GRID, PERIOD), BoundSettings(k, salt, GRID.cells)), GRID).withColumn(
+            "case", F.lit(i)
+        )
         for i, (events, k, salt) in enumerate(cases)
     ]
     dense = np.zeros((len(cases), GRID.cells), dtype=int)

@@ -275,17 +275,17 @@ def quote_in_a_worker(events: DataFrame, settings: object) -> DataFrame:
             raise ValueError(f"cannot place {batch.to_pylist()[0]}")
         yield from ()
 
-    return events.mapInArrow(quote, events.schema)
+    return events.mapInArrow(quote, "user_id string, places array<bigint>")
 
 
 def quote_by_raising(events: DataFrame, settings: object) -> DataFrame:
     """A task of the JVM that fails with an id in its message."""
-    return events.withColumn("cell", F.raise_error(F.col("user_id")).cast("int"))
+    return events.withColumn("places", F.array(F.raise_error(F.col("user_id")).cast("bigint")))
 
 
 def quote_by_casting(events: DataFrame, settings: object) -> DataFrame:
     """A task of the JVM that fails on a value, which Spark logs together with the place in the query."""
-    return events.withColumn("cell", F.col("user_id").cast("int"))
+    return events.withColumn("places", F.array(F.col("user_id").cast("bigint")))
 
 
 @pytest.mark.parametrize("stage", [quote_in_a_worker, quote_by_raising, quote_by_casting])
@@ -299,7 +299,7 @@ def test_a_task_that_fails_on_a_row_does_not_show_it(watched, tmp_path, monkeypa
 
 def test_a_sample_with_too_many_events_of_a_user_is_refused_without_a_word_about_the_user(watched, tmp_path, monkeypatch):
     write_events(tmp_path, FEW)
-    monkeypatch.setattr(bounding, "bound", lambda events, settings: events)
+    monkeypatch.setattr(bounding, "bound", lambda events, settings: events.withColumn("places", F.array("place")))
     code, text = watched.run(*collect_arguments(tmp_path))
     assert code == 3 and "BoundViolated: no user may have more than 3 events" in text
     assert not (tmp_path / "tables" / "noisy").exists(), "no noise is drawn"

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter, defaultdict
 from datetime import datetime, timedelta, timezone
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -15,17 +13,7 @@ from scipy import stats
 
 from heathaze.collect import bound as bounding
 from heathaze.collect import pipeline
-from heathaze.collect.bound import (
-    COLUMNS,
-    PLACED,
-    BoundSettings,
-    bound,
-    check_bound,
-    counted_part,
-    drop_hopeless,
-    is_anyone_starved,
-    thresholds,
-)
+from heathaze.collect.bound import COLUMNS, BoundSettings, bound, check_bound, make_room
 from heathaze.collect.count import count, place
 from heathaze.collect.entropy import KeyStore
 from heathaze.collect.private import PrivateTables
@@ -35,7 +23,14 @@ K = 5
 SALT = 0x5EED_5EED_5EED
 MIDNIGHT = datetime(2026, 1, 5, tzinfo=timezone.utc)
 
+PLACES = 200_000
+"""As many places as a user has events at most, so that a place names its event."""
+
+FALLBACK = "spark.sql.objectHashAggregate.sortBased.fallbackThreshold"
+
 Event = tuple[str, datetime, float, float]
+Kept = tuple[str, int]
+"""User and place."""
 
 
 def events_of_user(user: str, number: int) -> list[Event]:
@@ -46,29 +41,26 @@ def events_of_user(user: str, number: int) -> list[Event]:
 
 
 def frame_of(spark: SparkSession, events: list[Event]) -> DataFrame:
-    kinds = [pa.string(), pa.timestamp("us", "UTC"), pa.float64(), pa.float64()]
-    columns = list(zip(*events, strict=True)) or [[], [], [], []]
-    return spark.createDataFrame(pa.table([pa.array(c, k) for c, k in zip(columns, kinds, strict=True)], names=COLUMNS))
+    """The events, and for a place each the second of the day."""
+    kinds = [pa.string(), pa.timestamp("us", "UTC"), pa.float64(), pa.float64(), pa.int64()]
+    columns = list(zip(*((*event, (event[1] - MIDNIGHT).seconds) for event in events), strict=True)) or [[]] * 5
+    names = [*COLUMNS, "place"]
+    return spark.createDataFrame(pa.table([pa.array(c, k) for c, k in zip(columns, kinds, strict=True)], names=names))
 
 
-def rows_of(frame: DataFrame) -> list[Event]:
-    """The events of a frame in a fixed order, duplicates kept."""
-    return sorted(zip(*(column.to_pylist() for column in frame.select(*COLUMNS).toArrow().columns), strict=True))
+def settings_of(salt: int = SALT, k: int = K) -> BoundSettings:
+    return BoundSettings(k, salt, PLACES)
 
 
-def kept_of(sample: list[Event]) -> Counter[str]:
-    return Counter(event[0] for event in sample)
+def rows_of(sample: DataFrame) -> list[Kept]:
+    """User and place of every event that is kept, in a fixed order; no user may have two rows."""
+    rows = sample.toArrow().to_pylist()
+    assert len({row["user_id"] for row in rows}) == len(rows)
+    return sorted((row["user_id"], place) for row in rows for place in row["places"])
 
 
-@pytest.fixture(scope="module")
-def power_law(spark: SparkSession) -> DataFrame:
-    """300 users, of whom few make most of the events; the heaviest has about 4,000."""
-    events: list[Event] = []
-    for i in range(300):
-        events += events_of_user(f"u{i}", math.ceil(4_000 / (i + 1) ** 1.1))
-    frame = frame_of(spark, events).cache()
-    yield frame
-    frame.unpersist()
+def kept_of(sample: list[Kept]) -> Counter[str]:
+    return Counter(user for user, _ in sample)
 
 
 ADVERSARIES = {
@@ -94,7 +86,7 @@ def adversaries(spark: SparkSession) -> DataFrame:
 
 @pytest.fixture(scope="module")
 def adversaries_sample(adversaries: DataFrame) -> list[Event]:
-    return rows_of(bound(adversaries, BoundSettings(K, SALT)))
+    return rows_of(bound(adversaries, settings_of()))
 
 
 def test_every_user_keeps_exactly_k_events_or_all_of_fewer(adversaries_sample):
@@ -103,51 +95,86 @@ def test_every_user_keeps_exactly_k_events_or_all_of_fewer(adversaries_sample):
 
 def test_users_with_at_most_k_events_keep_every_one(adversaries_sample):
     for user in ("one", "below", "equal"):
-        assert [event for event in adversaries_sample if event[0] == user] == sorted(ADVERSARIES[user])
+        assert [place for name, place in adversaries_sample if name == user] == list(range(len(ADVERSARIES[user])))
 
 
 def test_kept_events_are_those_of_the_k_smallest_hashes(adversaries, adversaries_sample):
-    hashed = adversaries.select(*COLUMNS, F.xxhash64(F.lit(SALT), *COLUMNS).alias("hash")).toArrow().to_pylist()
+    hashed = adversaries.select("user_id", "place", F.xxhash64(F.lit(SALT), *COLUMNS).alias("hash")).toArrow().to_pylist()
     by_user = defaultdict(list)
     for row in hashed:
-        by_user[row["user_id"]].append((row["hash"], *(row[name] for name in COLUMNS)))
-    reference = sorted(event[1:] for events in by_user.values() for event in sorted(events)[:K])
+        by_user[row["user_id"]].append((row["hash"], row["place"]))
+    reference = sorted((user, place) for user, events in by_user.items() for _, place in sorted(events)[:K])
     assert adversaries_sample == reference
 
 
 def test_no_events_give_no_sample(spark):
-    assert rows_of(bound(frame_of(spark, []), BoundSettings(K, SALT))) == []
+    assert rows_of(bound(frame_of(spark, []), settings_of())) == []
 
 
-def test_one_user_with_200_000_events_keeps_k_of_them(spark):
-    heavy = spark.range(200_000).select(
+def heavy_user(spark: SparkSession, events: int) -> DataFrame:
+    return spark.range(events).select(
         F.lit("heavy").alias("user_id"),
         F.timestamp_seconds(F.col("id") % 86_400).alias("event_time"),
         F.lit(40.05).alias("lat"),
-        (-74 + F.col("id") / 1e7).alias("lon"),
+        (-74 + F.col("id") / 1e8).alias("lon"),
+        (F.col("id") % PLACES).alias("place"),
     )
-    sample = rows_of(bound(heavy, BoundSettings(K, SALT)))
+
+
+def test_one_user_with_200_000_events_keeps_k_of_them(spark):
+    sample = rows_of(bound(heavy_user(spark, 200_000), settings_of()))
     assert len(sample) == len(set(sample)) == K
+
+
+def test_one_user_with_10_000_000_events_in_one_partition_keeps_k_of_them(spark):
+    sample = bound(heavy_user(spark, 10_000_000), BoundSettings(K, SALT, PLACES, partitions=4))
+    assert list(kept_of(rows_of(sample)).values()) == [K]
+
+
+@pytest.mark.parametrize("places", [1, 2, PLACES, 2**28 * 8_784])
+def test_the_choice_takes_a_place_out_of_a_key_as_it_was_put_in(spark, places):
+    last = frame_of(spark, events_of_user("u", 20)).withColumn("place", F.lit(places - 1).cast("bigint"))
+    assert rows_of(bound(last, BoundSettings(K, SALT, places))) == [("u", places - 1)] * K
 
 
 def test_same_salt_chooses_the_same_events_however_they_are_laid_out(adversaries, adversaries_sample):
     shuffled = adversaries.repartition(3, "lon").sortWithinPartitions(F.desc("lat"))
-    assert rows_of(bound(shuffled, BoundSettings(K, SALT))) == adversaries_sample
+    assert rows_of(bound(shuffled, settings_of())) == adversaries_sample
+    assert rows_of(bound(shuffled, BoundSettings(K, SALT, PLACES, partitions=9))) == adversaries_sample
+
+
+def test_users_beyond_the_room_in_memory_keep_the_same_events(adversaries, adversaries_sample, monkeypatch):
+    before = adversaries.sparkSession.conf.get(FALLBACK)
+    monkeypatch.setattr(bounding, "KEYS_IN_MEMORY", 2 * K)
+    make_room(adversaries.sparkSession, settings_of())
+    try:
+        assert adversaries.sparkSession.conf.get(FALLBACK) == "2"
+        assert rows_of(bound(adversaries, settings_of())) == adversaries_sample
+    finally:
+        adversaries.sparkSession.conf.set(FALLBACK, before)
+
+
+@pytest.mark.parametrize("partitions", [None, 1])
+def test_users_who_share_a_hash_are_told_apart_by_their_ids(adversaries, adversaries_sample, monkeypatch, partitions):
+    """Everybody's hash is 0 for the queues; events keep the hashes that choose them."""
+    hash_of = F.xxhash64
+    monkeypatch.setattr(F, "xxhash64", lambda *columns: F.lit(0).cast("bigint") if len(columns) == 1 else hash_of(*columns))
+    assert rows_of(bound(adversaries, BoundSettings(K, SALT, PLACES, partitions))) == adversaries_sample
 
 
 def test_another_salt_chooses_other_events(adversaries, adversaries_sample):
-    other = rows_of(bound(adversaries, BoundSettings(K, SALT + 1)))
+    other = rows_of(bound(adversaries, settings_of(SALT + 1)))
     assert kept_of(other) == kept_of(adversaries_sample)
-    heavy = [[event for event in sample if event[0] == "thousand"] for sample in (adversaries_sample, other)]
+    heavy = [[place for user, place in sample if user == "thousand"] for sample in (adversaries_sample, other)]
     assert heavy[0] != heavy[1]
 
 
 def kept_by_salt(spark: SparkSession, salts: list[int], events: int) -> np.ndarray:
     """Which of a user's events are kept under each salt: salts x events, in one job."""
     frame = frame_of(spark, events_of_user("heavy", events)).crossJoin(spark.createDataFrame(pa.table({"salt": salts})))
-    hashed = frame.select("salt", "event_time", bounding._hash(F.col("salt")).alias("hash")).toArrow()
-    hashes = hashed.sort_by([("salt", "ascending"), ("event_time", "ascending")])["hash"].to_numpy()
-    return hashes.reshape(len(salts), events).argsort(axis=1).argsort(axis=1) < K
+    keyed = frame.select("salt", "event_time", bounding._key(F.col("salt"), PLACES).alias("key")).toArrow()
+    keys = keyed.sort_by([("salt", "ascending"), ("event_time", "ascending")])["key"].to_numpy()
+    return keys.reshape(len(salts), events).argsort(axis=1).argsort(axis=1) < K
 
 
 def p_of_singles(kept: np.ndarray) -> float:
@@ -188,76 +215,40 @@ def test_the_check_of_fairness_catches_a_favourite_event_and_a_fixed_pattern():
     assert z_of_pairs(neighbours) > 4
 
 
-@pytest.mark.parametrize("counted_share", [1, 4])
-def test_filter_before_the_shuffle_changes_nothing_of_the_sample(power_law, counted_share):
-    settings = BoundSettings(K, SALT)
-    counted = power_law.where(F.pmod(F.xxhash64("event_time"), F.lit(counted_share)) == 0)
-    heavy = thresholds(counted, settings).cache()
-    filtered = drop_hopeless(power_law, heavy, settings)
-    sample = bound(filtered, settings)
-    assert rows_of(sample) == rows_of(bound(power_law, settings))
-    assert not is_anyone_starved(sample, heavy, settings)
-    assert filtered.count() < power_law.count() / 2, "the filter must be worth having"
-    heavy.unpersist()
-
-
-def test_heavy_users_are_looked_for_in_some_whole_files_where_there_are_many_and_in_all_where_there_are_few(spark, tmp_path):
-    kinds = [pa.string(), pa.timestamp("us", "UTC"), pa.float64(), pa.float64()]
-    for i in range(12):
-        events = zip(*events_of_user(f"file{i}", 3), strict=True)
-        pq.write_table(
-            pa.table([pa.array(c, k) for c, k in zip(events, kinds, strict=True)], names=COLUMNS), tmp_path / f"{i}.parquet"
-        )
-    many = spark.read.parquet(str(tmp_path)).select(*COLUMNS).where(F.col("lat") > 0)
-    counted = kept_of(rows_of(counted_part(many)))
-    assert 0 < len(counted) < 12 and set(counted.values()) == {3}
-    assert kept_of(rows_of(counted_part(many))) == counted
-    few = spark.read.parquet(*(str(tmp_path / f"{i}.parquet") for i in range(3))).select(*COLUMNS)
-    assert len(kept_of(rows_of(counted_part(few)))) == 3
-
-
-def starving(k: int, kept: tuple[str, ...] = COLUMNS) -> BoundSettings:
-    """Settings whose filter keeps about a tenth of k events of every user."""
-    return BoundSettings(k, SALT, margin=-0.9 * math.sqrt(k), kept=kept)
-
-
-def test_filter_that_starves_users_is_found_out(power_law):
-    settings = starving(K)
-    heavy = thresholds(power_law, settings).cache()
-    sample = bound(drop_hopeless(power_law, heavy, settings), settings)
-    assert max(kept_of(rows_of(sample)).values()) <= K
-    assert is_anyone_starved(sample, heavy, settings)
-    heavy.unpersist()
-
-
-def test_sample_is_made_again_from_all_events_where_the_filter_starved_a_user(spark, toy_policy, tmp_path):
+def test_the_sample_is_written_once_and_counted_as_it_was_written(spark, toy_policy, tmp_path):
     policy = toy_policy(k=K)
     tables = PrivateTables(str(tmp_path))
     night = pipeline.Collection(
         spark, policy, policy.period_of("2026-01-05"), tables, KeyStore(tmp_path / "keys"), lambda step: None
     )
     entry, _ = night.ledger.charge(policy, night.period.name, "files:1:1")
-    events = frame_of(spark, [event for i in range(6) for event in events_of_user(f"u{i}", 30 * i)]).cache()
-
-    pipeline._write_sample(night, entry, events, starving(K, PLACED))
-    kept = Counter(tables.load("sample")["entry"].to_pylist())
-    assert kept[f"{entry.entry}.filtered"] < kept[f"{entry.entry}.whole"] == 5 * K
+    events = frame_of(spark, [event for i in range(6) for event in events_of_user(f"u{i}", 30 * i)]).drop("place").cache()
+    settings = BoundSettings(K, SALT, night.grid.cells * night.period.slices)
+    pipeline._write_sample(night, entry, events, settings)
+    pipeline._write_sample(night, entry, events, settings)
+    assert sum(len(places) for places in tables.load("sample")["places"].to_pylist()) == 5 * K
 
     pipeline.run_count(night, entry)
-    exact = count(place(bound(events, BoundSettings(K, SALT)), night.grid, night.period))
+    exact = count(bound(place(events, night.grid, night.period), settings), night.grid)
     written = tables.load("histogram").select(["slice", "cell", "count"])
     order = [("slice", "ascending"), ("cell", "ascending")]
     assert written.sort_by(order).to_pylist() == exact.toArrow().sort_by(order).to_pylist()
     events.unpersist()
 
 
+def sample_of(spark: SparkSession, *users: tuple[str, list[int] | None]) -> DataFrame:
+    return spark.createDataFrame(users, "user_id string, places array<bigint>")
+
+
 def test_a_sample_with_k_events_of_a_user_passes_the_check(spark):
-    check_bound(frame_of(spark, events_of_user("u1", K) + events_of_user("u2", 1)), K)
-    check_bound(frame_of(spark, []), K)
+    check_bound(sample_of(spark, ("u1", [0] * K), ("u2", [1])), K)
+    check_bound(sample_of(spark, ("u1", [0] * K), ("u1", []), ("u1", None)), K)
+    check_bound(sample_of(spark), K)
 
 
-def test_a_sample_with_one_event_too_many_is_refused_without_naming_the_user(spark):
-    sample = frame_of(spark, events_of_user("CANARY-7", K + 1) + events_of_user("u2", 1))
+@pytest.mark.parametrize("rows", [[K + 1], [K, 1], [K, None, 1], [K, 1, 0]])
+def test_a_sample_with_one_event_too_many_is_refused_without_naming_the_user(spark, rows):
+    sample = sample_of(spark, ("u2", [1]), *(("CANARY-7", None if kept is None else [0] * kept) for kept in rows))
     with pytest.raises(BoundViolated, match=f"more than {K} events") as caught:
         check_bound(sample, K)
     assert "CANARY" not in str(caught.value) and str(K + 1) not in str(caught.value)

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from heathaze.collect.count import cell_of, count, place, slice_of
 from heathaze.grid import Grid, Period
@@ -62,7 +63,8 @@ def test_counts_are_those_of_numpy_and_add_up_to_the_rows(spark):
     lat, lon = points_of(grid, rng)
     seconds = rng.integers(0, 86_400, len(lat))
     times = [NORMAL.start + timedelta(seconds=int(second)) for second in seconds]
-    histogram = count(place(sample_of(spark, times, lat, lon), grid, NORMAL)).toArrow()
+    placed = place(sample_of(spark, times, lat, lon), grid, NORMAL)
+    histogram = count(placed.groupBy("user_id").agg(F.collect_list("place").alias("places")), grid).toArrow()
     reference = np.zeros((24, grid.cells), dtype=int)
     np.add.at(reference, (seconds // 3600, grid.cells_of(lat, lon)), 1)
     dense = np.zeros_like(reference)

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.conftest import policy_text
 
 from heathaze.collect import pipeline
-from heathaze.collect.bound import PLACED, BoundSettings
+from heathaze.collect.bound import BoundSettings
 from heathaze.collect.entropy import KeyStore
 from heathaze.collect.events import find_source, read_source, usable
 from heathaze.collect.private import PrivateTables
@@ -149,7 +149,8 @@ def test_rows_are_dropped_and_counted_exactly_in_the_private_counters(spark, toy
     tables = PrivateTables(str(tmp_path / "tables"))
     night = pipeline.Collection(spark, policy, policy.period_of(PERIOD), tables, KeyStore(tmp_path / "keys"), lambda step: None)
     entry, _ = night.ledger.charge(policy, PERIOD, "files:1:1")
-    pipeline._write_sample(night, entry, read(spark, address, policy), BoundSettings(1000, 1, kept=PLACED))
+    settings = BoundSettings(1000, 1, night.grid.cells * night.period.slices)
+    pipeline._write_sample(night, entry, read(spark, address, policy), settings)
 
     counters = {row["name"]: row["value"] for row in tables.load("counters").to_pylist()}
     assert counters == {
@@ -157,11 +158,13 @@ def test_rows_are_dropped_and_counted_exactly_in_the_private_counters(spark, toy
         "rows_of_period": len(events) - len(DROPPED["dropped_outside_period"]),
         **{reason: len(rows) for reason, rows in DROPPED.items()},
     }
-    sample = tables.load("sample").select(["user_id", "slice", "cell"])
+    sample = [
+        (row["user_id"], *divmod(place, night.grid.cells)) for row in tables.load("sample").to_pylist() for place in row["places"]
+    ]
     users, times, lat, lon = zip(*(GOOD + EDGES), strict=True)
     slices = [night.period.edges.index(max(edge for edge in night.period.edges if edge <= time)) for time in times]
     expected = sorted(zip(users, slices, night.grid.cells_of(np.array(lat), np.array(lon)).tolist(), strict=True))
-    assert sorted(zip(*(column.to_pylist() for column in sample.columns), strict=True)) == expected
+    assert sorted(sample) == expected
     assert Path(tables.address("counters")).is_relative_to(tmp_path / "tables" / "private")
 
 

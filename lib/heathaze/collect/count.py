@@ -11,21 +11,23 @@ from heathaze.grid import Grid, Period
 
 
 def place(events: DataFrame, grid: Grid, period: Period) -> DataFrame:
-    """The events with their slice and cell, which is all that is needed of them once they are chosen.
+    """The events with their place, slice x cells + cell, which is all that is needed of them once they are chosen.
 
     Sensitivity: row by row, by the public grid and period.
     """
-    return events.withColumns({"slice": slice_of(period), "cell": cell_of(grid)})
+    return events.withColumn("place", slice_of(period).cast("bigint") * grid.cells + cell_of(grid))
 
 
-def count(sample: DataFrame) -> DataFrame:
+def count(sample: DataFrame, grid: Grid) -> DataFrame:
     """slice, cell, count of the cells that hold an event.
 
-    Sensitivity: each event falls in one cell, so a sample that changes by at most k rows when one user comes or goes gives
+    Sensitivity: each event falls in one cell, so a sample that changes by at most k places when one user comes or goes gives
     counts that change by at most k in sum: L1 sensitivity k.
     """
-    counted = sample.groupBy("slice", "cell").agg(F.count(F.lit(1)).alias("count"))
-    return counted.select("slice", "cell", "count")
+    counted = sample.select(F.explode("places").alias("place")).groupBy("place").agg(F.count(F.lit(1)).alias("count"))
+    cell = F.col("place") % grid.cells
+    time_slice = (F.col("place") - cell) / grid.cells  # whole, and far below 2^53
+    return counted.select(time_slice.cast("int").alias("slice"), cell.cast("int").alias("cell"), "count")
 
 
 def cell_of(grid: Grid) -> Column:

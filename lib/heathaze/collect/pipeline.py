@@ -88,7 +88,8 @@ def run_bound(night: Collection, events_address: str) -> Entry:
         return entry
     salt = key.salt()
     partitions = bounding.PARTITIONS_PER_CORE * night.spark.sparkContext.defaultParallelism
-    settings = bounding.BoundSettings(night.policy.privacy.max_events_per_user, salt, kept=bounding.PLACED, partitions=partitions)
+    places = night.grid.cells * night.period.slices
+    settings = bounding.BoundSettings(night.policy.privacy.max_events_per_user, salt, places, partitions)
     night.say(f"keeping at most {settings.max_events_per_user} events of each user")
     events = incoming.read_source(night.spark, source, night.policy, night.period)
     _write_sample(night, entry, events, settings)
@@ -103,14 +104,13 @@ def run_count(night: Collection, entry: Entry) -> None:
     """Check the bound on the sample as it was written, then count it on the public grid."""
     if is_released(night, entry) or _is_done(night, "histogram", entry):
         return
-    made = [partition for partition in _partitions(entry) if night.tables.is_committed("sample", partition, night.spark)]
-    if not made:
+    if not _is_done(night, "sample", entry):
         raise InputError(f"the events of {entry.dataset}/{entry.period} are not bounded yet: run bound first.")
     night.say("checking the bound on what was written")
-    sample = _sample(night, made[0])
+    sample = night.tables.read("sample", night.spark).where(F.col("entry") == entry.entry)
     bounding.check_bound(sample, night.policy.privacy.max_events_per_user)
     night.say("counting events on the grid")
-    histogram = count(sample).withColumn("entry", F.lit(entry.entry))
+    histogram = count(sample, night.grid).withColumn("entry", F.lit(entry.entry))
     night.tables.append_once("histogram", histogram, token=_token(entry, "histogram"))
 
 
@@ -205,23 +205,13 @@ def _destroy_spent_keys(night: Collection) -> None:
             night.keys.destroy(entry_id)
 
 
-def _partitions(entry: Entry) -> tuple[str, str]:
-    """Where the sample of an entry may be, the one that holds first: made without thresholds, and with them."""
-    return f"{entry.entry}.whole", f"{entry.entry}.filtered"
-
-
 def _write_sample(night: Collection, entry: Entry, events: DataFrame, settings: bounding.BoundSettings) -> None:
-    """Materialise the sample, and once more without thresholds in the rare case that they starved a user."""
-    whole, filtered = _partitions(entry)
+    """Materialise the sample, and count what was dropped."""
     usable = place(incoming.usable(events, night.grid, night.period), night.grid, night.period)
-    heavy = bounding.thresholds(bounding.counted_part(usable), settings).cache()
-    if not night.tables.is_committed("sample", filtered, night.spark):
-        sample = bounding.bound(bounding.drop_hopeless(usable, heavy, settings), settings)
-        night.tables.append_once("sample", sample.withColumn("entry", F.lit(filtered)), token=filtered)
-    if bounding.is_anyone_starved(_sample(night, filtered), heavy, settings):
-        sample = bounding.bound(usable, settings)
-        night.tables.append_once("sample", sample.withColumn("entry", F.lit(whole)), token=whole)
-    heavy.unpersist()
+    if not _is_done(night, "sample", entry):
+        bounding.make_room(night.spark, settings)
+        sample = bounding.bound(usable, settings).withColumn("entry", F.lit(entry.entry))
+        night.tables.append_once("sample", sample, token=_token(entry, "sample"))
     _write_tallies(night, entry, events)
     if night.policy.privacy.max_counted_per_user is not None:
         _write_counters(night, entry, "event_count", {"clipped_event_count": _clipped_event_count(usable, night.policy)})
@@ -234,10 +224,6 @@ def _write_tallies(night: Collection, entry: Entry, events: DataFrame) -> None:
     rows = events.count()
     counters = {**seen.asDict(), "rows_in_input": rows, "dropped_outside_period": rows - seen["rows_of_period"]}
     _write_counters(night, entry, "rows", counters)
-
-
-def _sample(night: Collection, partition: str) -> DataFrame:
-    return night.tables.read("sample", night.spark).where(F.col("entry") == partition)
 
 
 def _clipped_event_count(usable: DataFrame, policy: Policy) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from heathaze.schemas import PUBLIC, TableSchema
 from heathaze.tables import Tables
 
-SAMPLE = TableSchema("sample", "entry string, user_id string, slice int, cell int", partition="entry", indexed=False)
-"""At most k events of each user, by their places on the public grid. `entry` is the ledger entry and how the sample was made."""
+SAMPLE = TableSchema("sample", "entry string, user_id string, places array<bigint>", partition="entry", indexed=False)
+"""One row per user: the places, slice x cells + cell of the public grid, of at most k events. `entry` is the ledger entry."""
 
 HISTOGRAM = TableSchema("histogram", "entry string, slice int, cell int, count bigint", partition="entry", indexed=False)
 """Exact counts of the cells that are not empty."""
