@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter, defaultdict
 from datetime import datetime, timedelta, timezone
 
@@ -141,6 +142,11 @@ def test_same_salt_chooses_the_same_events_however_they_are_laid_out(adversaries
     shuffled = adversaries.repartition(3, "lon").sortWithinPartitions(F.desc("lat"))
     assert rows_of(bound(shuffled, settings_of())) == adversaries_sample
     assert rows_of(bound(shuffled, BoundSettings(K, SALT, PLACES, partitions=9))) == adversaries_sample
+
+
+def test_a_spark_without_the_queue_chooses_the_same_events(adversaries, adversaries_sample, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyspark.sql.internal", None)
+    assert rows_of(bound(adversaries, settings_of())) == adversaries_sample
 
 
 def test_users_beyond_the_room_in_memory_keep_the_same_events(adversaries, adversaries_sample, monkeypatch):

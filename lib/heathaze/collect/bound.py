@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.sql.internal import InternalFunction
 
 from heathaze.errors import BoundViolated
 from heathaze.session import SPARK_ERRORS
@@ -54,8 +53,7 @@ def bound(events: DataFrame, settings: BoundSettings) -> DataFrame:
     keyed = events.select("user_id", F.xxhash64("user_id").alias("user_hash"), _key(settings.salt, settings.places).alias("key"))
     if settings.partitions is not None:
         keyed = keyed.repartition(settings.partitions, "user_hash")
-    # Rows are told to their queues by a 64-bit hash and the id: the hash is found faster, the id decides who is who.
-    users = keyed.groupBy("user_hash", "user_id").agg(_smallest("key", settings.max_events_per_user).alias("keys"))
+    users = smallest_keys(keyed, settings.max_events_per_user)
     places = F.transform("keys", lambda key: key.bitwiseAND(F.lit(2 ** _bits(settings.places) - 1)))
     kept = users.select("user_id", places.alias("places"))
     return kept if settings.partitions is None else kept.coalesce(-(-settings.partitions // QUEUES_PER_FILE))
@@ -95,6 +93,21 @@ def _bits(places: int) -> int:
     return (places - 1).bit_length()
 
 
-def _smallest(column: str, k: int) -> Column:
-    """The k smallest values of a group. Spark has it for its own use only so far; its queue never holds more than k."""
-    return InternalFunction.collect_top_k(F.col(column), k, True)
+def smallest_keys(keyed: DataFrame, k: int) -> DataFrame:
+    """user_hash, user_id, keys: the k smallest keys of each user.
+
+    Users are told apart by a 64-bit hash and the id: the hash is found faster, the id decides who is who. Spark has the queue for
+    its own use only so far; where a cluster's Spark lacks it, a window finds the same keys, slower.
+    """
+    try:
+        from pyspark.sql.internal import InternalFunction
+    except ImportError:
+        return _by_window(keyed, k)
+    # The queue never holds more than k keys, whatever the user has.
+    return keyed.groupBy("user_hash", "user_id").agg(InternalFunction.collect_top_k(F.col("key"), k, True).alias("keys"))
+
+
+def _by_window(keyed: DataFrame, k: int) -> DataFrame:
+    rank = F.row_number().over(Window.partitionBy("user_hash", "user_id").orderBy("key"))
+    first = keyed.withColumn("rank", rank).where(F.col("rank") <= k)
+    return first.groupBy("user_hash", "user_id").agg(F.collect_list("key").alias("keys"))
