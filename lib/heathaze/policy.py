@@ -127,7 +127,7 @@ class GridSettings:
     """"auto" in place of cell_metres: the side follows from epsilon, k and the declared number of events, by ParamSelect."""
     block: int = 1
     """Cells are measured and published in square blocks of so many cells a side, as if the grid were that much coarser. "auto" in
-    the file: the side follows from epsilon, k, the slices and the declared number of events."""
+    the file: the side follows from epsilon, k and the declared number of events."""
 
     def __post_init__(self) -> None:
         _must(self.rho in ("", "auto"), "grid.rho", "a number of metres or 'auto'", repr(self.rho))
@@ -587,16 +587,15 @@ def _fill_in_snh(values: dict[str, typing.Any]) -> None:
 
 def _fill_in_block(values: dict[str, typing.Any]) -> None:
     """The side of the blocks that are measured, where it is to be chosen."""
-    grid, period, privacy = (_table(values.get(name)) for name in ("grid", "period", "privacy"))
+    grid, privacy = (_table(values.get(name)) for name in ("grid", "privacy"))
     if grid.get("block") != "auto":
         return
     from heathaze.rho import select_block
 
-    slices = period.get("slices", PeriodSettings.slices)
-    shape: typing.Any = (slices, grid.get("rows"), grid.get("cols"))
-    if not all(type(size) is int and 0 < size <= MAX_CELLS for size in shape):
+    sizes: typing.Any = (grid.get("rows"), grid.get("cols"))
+    if not all(type(size) is int and 0 < size <= MAX_CELLS for size in sizes):
         raise PolicyError('grid.block = "auto" needs rows and cols in [grid], all above 0: blocks are made of whole cells.')
-    grid["block"] = select_block(*_public_numbers(privacy, "block"), shape)
+    grid["block"] = select_block(*_public_numbers(privacy, "block"), sizes)
 
 
 def _table(value: object) -> dict[str, typing.Any]:

@@ -7,7 +7,7 @@ is in `heathaze.evaluate.paramselect`. For a map in slices, the side of the bloc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, isfinite, log, log2, sqrt
+from math import exp, isfinite, log, log2
 
 import numpy as np
 
@@ -40,19 +40,20 @@ def select_rho(n: float, epsilon: float, unit: int = 1) -> float:
     return SHIPPED.predict(n, float(epsilon) / unit)
 
 
-STRENGTH = 0.2
-"""Events of a mean block over its noise scale, times the root of the slices, that blocks should have. Where it is less, a coarser
-block tells more than it hides; where it is more, a finer one. Found on synthetic cities: `make bench BENCH=blocks`."""
+STRENGTH, SLOPE = 0.8, 0.575
+"""Single cells are measured where a mean cell holds this many noise scales of events in all slices together; of weaker cells,
+blocks with the side (STRENGTH / strength) ^ SLOPE. Coarser ones hide more than they tell, finer ones drown. Found on synthetic
+cities: `make bench BENCH=blocks`."""
 
 
-def select_block(n: float, epsilon: float, unit: int, shape: tuple[int, int, int]) -> int:
-    """The side, in cells, of the blocks to measure: the power of two that divides the grid and whose strength is nearest.
+def select_block(n: float, epsilon: float, unit: int, grid: tuple[int, int]) -> int:
+    """The side, in cells, of the blocks to measure: of the powers of two that divide the grid, the one nearest to the law.
 
-    Slices help each other, so that their number counts by its root. Every argument is public, as for `select_rho`.
+    Slices tell of each other, so that only their sum counts. Every argument is public, as for `select_rho`.
     """
-    slices, rows, cols = shape
-    mean = max(n, 1.0) / (slices * rows * cols)
-    wanted = log2(max(1.0, sqrt(STRENGTH / (mean * epsilon / unit * sqrt(slices)))))
+    rows, cols = grid
+    strength = max(n, 1.0) / (rows * cols) * epsilon / unit
+    wanted = max(0.0, SLOPE * log2(STRENGTH / strength))
     side = 1
     while log2(side) + 0.5 < wanted and rows % (2 * side) == 0 and cols % (2 * side) == 0:
         side *= 2

@@ -54,8 +54,8 @@ def advice(policy: Policy) -> list[str]:
     declared, cells = policy.privacy.declared_event_count, policy.grid.fine()
     if policy.release.method != "vdr" or declared is None:
         return []
-    shape = policy.period.slices, cells.rows, cells.cols
-    side = select_block(declared, float(policy.privacy.epsilon), policy.privacy.max_events_per_user, shape)
+    epsilon, k = float(policy.privacy.epsilon), policy.privacy.max_events_per_user
+    side = select_block(declared, epsilon, k, (cells.rows, cells.cols))
     if side <= policy.grid.block:
         return []
     return [

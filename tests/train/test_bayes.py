@@ -150,7 +150,7 @@ def test_blocks_chosen_from_public_numbers_beat_cells_where_noise_drowns_them() 
     answers = {
         name: learned_methods(policy)[name](truth, Meter(Fraction(1, 20), 1, seed=0)) for name in ("bayes", "bayes_blocks")
     }
-    side = select_block(1000, 0.05, 1, truth.shape)
+    side = select_block(1000, 0.05, 1, (48, 48))
     assert side > 1
     blocks = answers["bayes_blocks"]
     assert np.allclose(blocks, spread_evenly(block_sums(blocks, side), side), atol=1e-4)

@@ -428,7 +428,7 @@ def test_blocks_make_the_measured_grid_coarser_and_the_promise_says_so():
 def test_the_side_of_blocks_is_chosen_from_public_numbers():
     rows = ("rows = 8", "rows = 64"), ("cols = 8", 'cols = 64\nblock = "auto"')
     policy = parse_policy(edited(*rows))
-    assert policy.grid.block == select_block(1000, 1.0, 3, (4, 64, 64)) > 1
+    assert policy.grid.block == select_block(1000, 1.0, 3, (64, 64)) > 1
     assert "declared_event_count" in refusal(edited(*rows, MEASURED))
     assert advice(policy) == [] and advice(parse_policy(edited(MEASURED, with_shares("0.9", "0.02", "0.08")))) == []
     finer = parse_policy(edited(rows[0], ("cols = 8", "cols = 64")))

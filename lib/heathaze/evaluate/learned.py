@@ -77,7 +77,7 @@ def measured_side(policy: Policy, name: str, epsilon: Fraction, unit: int) -> in
     declared, cells = policy.privacy.declared_event_count, policy.grid.fine()
     if declared is None:
         raise InputError(f"{BLOCKS} needs privacy.declared_event_count in the policy: blocks are chosen from public numbers.")
-    return select_block(declared, float(epsilon), unit, (policy.period.slices, cells.rows, cells.cols))
+    return select_block(declared, float(epsilon), unit, (cells.rows, cells.cols))
 
 
 def prepare(policy: Policy, name: str, noisy: np.ndarray, scale: Fraction) -> Denoise:
