@@ -46,13 +46,18 @@ blocks with the side (STRENGTH / strength) ^ SLOPE. Coarser ones hide more than 
 cities: `make bench BENCH=blocks`."""
 
 
+KEPT = 0.6
+"""Part of the events that bounding is thought to leave of many users with a heavy tail of activity."""
+
+
 def select_block(n: float, epsilon: float, unit: int, grid: tuple[int, int]) -> int:
     """The side, in cells, of the blocks to measure: of the powers of two that divide the grid, the one nearest to the law.
 
     Slices tell of each other, so that only their sum counts. Every argument is public, as for `select_rho`.
     """
     rows, cols = grid
-    strength = max(n, 1.0) / (rows * cols) * epsilon / unit
+    left = KEPT if unit > 1 else 1.0
+    strength = left * max(n, 1.0) / (rows * cols) * epsilon / unit
     wanted = max(0.0, SLOPE * log2(STRENGTH / strength))
     side = 1
     while log2(side) + 0.5 < wanted and rows % (2 * side) == 0 and cols % (2 * side) == 0:
