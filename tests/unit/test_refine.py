@@ -33,6 +33,15 @@ def test_no_more_events_are_published_than_there_are() -> None:
     assert found.total_published == pytest.approx(3_000, rel=1e-4)
 
 
+def test_what_is_too_much_is_taken_where_the_estimate_is_unsure() -> None:
+    crowd = np.full(SHAPE, 6.0, dtype=np.float32)
+    crowd[0, 0, 0] = 500.0
+    unsure = np.where(crowd > 100, 0.01, 1.0)
+    found = refine(crowd, unsure, NOISY, NIGHT, Refine())
+    assert found.values[0, 0, 0] == pytest.approx(3 * 500, rel=0.01)
+    assert found.total_published == pytest.approx(3_000, rel=1e-3)
+
+
 def test_an_estimate_that_lost_events_is_not_blown_up() -> None:
     found = refine(estimate(200), np.ones(SHAPE), NOISY, NIGHT, Refine())
     assert found.gamma == pytest.approx(3.0)

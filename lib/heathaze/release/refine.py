@@ -5,8 +5,9 @@ sampling of n of them: gamma = n N C / (V + (1 - C) n + C n^2), where C is the s
 summed variance of the noise. Both n and N are noisy or declared; nothing here is private.
 
 That is the factor for a table whose errors come on top of it. A denoiser that knows how sure it is gives posterior means, which
-are shrunk already: a second shrinking would publish a fraction of a thin night. They are scaled by N / n, or by less where they
-add up to more than n, so that no more than N events are ever published.
+are shrunk already: a second shrinking would publish a fraction of a thin night. They are scaled by N / n. Where they add up to
+more than n, what is too much is taken off first, from each cell in proportion to its deviation, so that no more than N events
+are ever published and the crowds that are well known stay as they are.
 """
 
 from __future__ import annotations
@@ -54,18 +55,31 @@ def refine(
     n = max(measured.sample_size, 1)
     big_n = max(measured.event_count, n)
     uniformity = None if settings.uniformity is None else float(settings.uniformity)
+    scaled = denoised
     if uniformity is None and deviation is not None:
-        gamma = big_n / max(n, float(np.sum(denoised, dtype=np.float64)))
+        gamma = big_n / n
+        scaled = _at_most(denoised, deviation, n)
     else:
         uniformity = uniformity or estimate_uniformity(noisy, measured)
         left = denoised.size * measured.noise_variance
         if deviation is not None:
             left = float(np.sum(np.square(deviation, dtype=np.float64)))
         gamma = n * big_n * uniformity / (left + (1 - uniformity) * n + uniformity * n**2)
-    scaled = denoised * np.float32(gamma)
+    scaled = scaled * np.float32(gamma)
     values = finish(scaled, settings)
     totals = [float(np.sum(tensor, dtype=np.float64)) for tensor in (denoised, scaled, values)]
     return Refined(values.astype(np.float32), gamma, uniformity, settings.uniformity is None, *totals)
+
+
+def _at_most(denoised: np.ndarray, deviation: np.ndarray, n: int) -> np.ndarray:
+    """The estimate with no more than n events in all."""
+    excess = float(np.sum(denoised, dtype=np.float64)) - n
+    unsure = float(np.sum(deviation, dtype=np.float64))
+    if excess <= 0:
+        return denoised
+    if unsure <= 0:
+        return denoised * np.float32(n / (n + excess))
+    return denoised - deviation * np.float32(excess / unsure)
 
 
 def finish(values: np.ndarray, settings: Refine) -> np.ndarray:
