@@ -72,14 +72,16 @@ def refine(
 
 
 def _at_most(denoised: np.ndarray, deviation: np.ndarray, n: int) -> np.ndarray:
-    """The estimate with no more than n events in all."""
-    excess = float(np.sum(denoised, dtype=np.float64)) - n
-    unsure = float(np.sum(deviation, dtype=np.float64))
-    if excess <= 0:
+    """The estimate with no more than n events in all.
+
+    An estimate of more than twice as many is wrong everywhere alike, and only its shape is kept.
+    """
+    total, unsure = (float(np.sum(part, dtype=np.float64)) for part in (denoised, deviation))
+    if total <= n:
         return denoised
-    if unsure <= 0:
-        return denoised * np.float32(n / (n + excess))
-    return denoised - deviation * np.float32(excess / unsure)
+    if total > 2 * n or unsure <= 0:
+        return denoised * np.float32(n / total)
+    return denoised - deviation * np.float32((total - n) / unsure)
 
 
 def finish(values: np.ndarray, settings: Refine) -> np.ndarray:
