@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import traceback
 import uuid
 from collections.abc import Callable
@@ -178,6 +179,10 @@ def _torch_rank(rank: int, meeting: str, size: int, folder: str, work: Work, arg
         torch.save(result, Path(folder) / "result")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+    # Everything is saved. Left to end by itself, the interpreter sometimes aborts over a thread of torch's own that still runs.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _torch_environment_rank(work: Work, arguments: dict[str, Any]) -> Any:
