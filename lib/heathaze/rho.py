@@ -47,8 +47,8 @@ to the best sides of the synthetic cities of `make bench BENCH=blocks`, of the c
 
 
 KEPT = 0.6
-"""Stands for what bounding leaves. Chosen where a synthetic city at user level did better on coarser blocks; the part of the events
-that is left there is 0.36, so it is a correction of the law, not a measured share."""
+"""Stands for what bounding leaves. Chosen where a synthetic city at user level did better on coarser blocks; the part of the
+events that is left there is 0.36, so it is a correction of the law, not a measured share."""
 
 
 def select_block(n: float, epsilon: float, unit: int, grid: tuple[int, int]) -> int:
