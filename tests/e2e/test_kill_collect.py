@@ -104,7 +104,7 @@ def test_two_runs_at_once_of_which_one_is_killed_again_and_again_make_one_releas
     for _ in range(2):
         killed = start(*night.arguments("collect"))
         killed.wait_for_step("charging the ledger")
-        time.sleep(moments.uniform(0, 20))
+        time.sleep(moments.uniform(0, 10))
         killed.kill()
     last = start(*night.arguments("collect"))
     assert (steady.finish(), last.finish()) == (0, 0), (steady.shown.decode(), last.shown.decode())

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.timeout(900)
 DAY_BEFORE = "2026-11-13"
 NOISE = "drawing noise"
 """The last step that touches people's data."""
-UNTIL_NOISE, AFTER_NOISE = 8, 8
+UNTIL_NOISE, AFTER_NOISE = 5, 5
 """Kills at random moments."""
 COMMITS = {"denoised": 1, "refined": 1, "verdicts": 2, "releases": 1}
 """The version of each table after the noise with its last commit; of the two verdicts, the first is about the events' shape."""
