@@ -171,18 +171,18 @@ class Shares:
 
     histogram: Decimal = Decimal("0.98")
     """The counts of all cells; L1 sensitivity max_events_per_user."""
-    sample_size: Decimal = Decimal("0.02")
-    """n, the number of events after bounding; sensitivity max_events_per_user."""
+    totals: Decimal = Decimal("0.02")
+    """The number of events of each slice after bounding, whose sum is n; L1 sensitivity max_events_per_user."""
     event_count: Decimal = Decimal(0)
     """N, the number of events before bounding; sensitivity max_counted_per_user. 0 where N is declared."""
 
     def __post_init__(self) -> None:
-        for name in ("histogram", "sample_size", "event_count"):
+        for name in ("histogram", "totals", "event_count"):
             _must(0 <= getattr(self, name) < 1, f"privacy.shares.{name}", "between 0 and 1", getattr(self, name))
         _must(self.histogram > 0, "privacy.shares.histogram", "above 0", self.histogram)
-        _must(self.sample_size > 0, "privacy.shares.sample_size", "above 0", self.sample_size)
+        _must(self.totals > 0, "privacy.shares.totals", "above 0", self.totals)
         with localcontext(prec=1000):
-            total = self.histogram + self.sample_size + self.event_count
+            total = self.histogram + self.totals + self.event_count
         _must(total == 1, "privacy.shares", "exactly 1 in total", total)
 
 
@@ -250,9 +250,9 @@ class Privacy:
         return self._scale(self.max_events_per_user, self.shares.histogram)
 
     @property
-    def sample_size_scale(self) -> Fraction:
-        """Scale of the noise of n."""
-        return self._scale(self.max_events_per_user, self.shares.sample_size)
+    def totals_scale(self) -> Fraction:
+        """Scale of the noise of the total of one slice."""
+        return self._scale(self.max_events_per_user, self.shares.totals)
 
     @property
     def event_count_scale(self) -> Fraction | None:

@@ -7,6 +7,7 @@ is in `heathaze.evaluate.paramselect`. For a map in slices, the side of the bloc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 from math import exp, isfinite, log, log2
 
 import numpy as np
@@ -46,9 +47,12 @@ blocks with the side (STRENGTH / strength) ^ SLOPE. Coarser ones hide more than 
 to the best sides of the synthetic cities of `make bench BENCH=blocks`, of the cabs and of Gowalla: public data, truth known."""
 
 
-KEPT = 0.6
-"""Stands for what bounding leaves. Chosen where a synthetic city at user level did better on coarser blocks; the part of the
-events that is left there is 0.36, so it is a correction of the law, not a measured share."""
+KEPT, COARSER = 0.36, 0.6
+"""At user level: the part of the events of a synthetic city that bounding leaves, and by how many doublings of the side blocks
+are coarser than the law. Small boxes suffer from what bounding leaves out, whatever the noise; large ones gain."""
+
+FEWEST = 16
+"""Blocks along the shorter side of the grid, at least: fewer make no map."""
 
 
 def select_block(n: float, epsilon: float, unit: int, grid: tuple[int, int]) -> int:
@@ -57,13 +61,22 @@ def select_block(n: float, epsilon: float, unit: int, grid: tuple[int, int]) -> 
     Slices tell of each other, so that only their sum counts. Every argument is public, as for `select_rho`.
     """
     rows, cols = grid
-    left = KEPT if unit > 1 else 1.0
+    left, coarser = (KEPT, COARSER) if unit > 1 else (1.0, 0.0)
     strength = left * max(n, 1.0) / (rows * cols) * epsilon / unit
-    wanted = max(0.0, SLOPE * log2(STRENGTH / strength))
+    wanted = max(0.0, SLOPE * log2(STRENGTH / strength) + coarser)
     side = 1
-    while log2(side) + 0.5 < wanted and rows % (2 * side) == 0 and cols % (2 * side) == 0:
+    while log2(side) + 0.5 < wanted and rows % (2 * side) == cols % (2 * side) == 0 and min(grid) >= FEWEST * 2 * side:
         side *= 2
     return side
+
+
+def select_totals(side: int) -> Decimal:
+    """The share of epsilon for the totals of slices where blocks of this side are measured.
+
+    Where single cells can be told apart, they need it more. Where blocks stand for them, there is nothing small to be seen, and
+    large boxes gain from totals more than small ones lose.
+    """
+    return Decimal("0.08") if side > 1 else Decimal("0.02")
 
 
 def block_sums(counts: np.ndarray, side: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Raised whenever a column changes its name, type or meaning."""
 
 
@@ -42,13 +42,14 @@ LEDGER = TableSchema(
 NOISY = TableSchema(
     "noisy",
     "entry string, dataset string, period string, measurement string, slice int, starts_at timestamp, rows int, cols int, "
-    "scale string, noisy_sample_size bigint, noisy_event_count bigint, statements string, values binary",
+    "scale string, noisy_total bigint, total_scale string, noisy_event_count bigint, statements string, values binary",
     partition="entry",
     indexed=False,
 )
 """One row per time slice: rows x cols little-endian int32 counts with noise, row 0 in the south.
 
-`scale` is the rational scale of the noise of a cell. `noisy_event_count` is the declared N where N is declared.
+`scale` is the rational scale of the noise of a cell. `noisy_total` is the number of events of the slice with noise of its own
+scale, and n the sum over all slices. `noisy_event_count` is the declared N where N is declared.
 `statements` (JSON) says for each stage that touched the data what it did and with which sensitivity.
 """
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 from heathaze.policy import Policy
-from heathaze.rho import select_block
+from heathaze.rho import select_block, select_totals
 
 
 def promise(policy: Policy) -> list[str]:
@@ -28,7 +28,7 @@ def promise(policy: Policy) -> list[str]:
         f"At most {privacy.max_events_per_user} events of a user are used, chosen by keyed hash; every cell gets exact discrete "
         f"Laplace noise of scale {scale:.4g} (standard deviation {(2 * scale**2) ** 0.5:.3g}).",
         f"Of epsilon, {_share(policy, privacy.shares.histogram)} goes to the cells and "
-        f"{_share(policy, privacy.shares.sample_size)} to the number of events used.",
+        f"{_share(policy, privacy.shares.totals)} to the number of events used in each slice.",
     ]
     if privacy.declared_event_count is not None:
         sentences.append(
@@ -51,17 +51,23 @@ def promise(policy: Policy) -> list[str]:
 
 def advice(policy: Policy) -> list[str]:
     """What would make the releases of a policy more useful, from its public numbers alone."""
-    declared, cells = policy.privacy.declared_event_count, policy.grid.fine()
+    declared, cells, privacy = policy.privacy.declared_event_count, policy.grid.fine(), policy.privacy
     if policy.release.method != "vdr" or declared is None:
         return []
-    epsilon, k = float(policy.privacy.epsilon), policy.privacy.max_events_per_user
-    side = select_block(declared, epsilon, k, (cells.rows, cells.cols))
-    if side <= policy.grid.block:
-        return []
-    return [
-        f"Advice: for {declared:,} events under this noise, blocks of {side} x {side} cells are expected to tell more than "
-        f'blocks of {policy.grid.block} x {policy.grid.block}: give grid.block = "auto".'
-    ]
+    found = []
+    side = select_block(declared, float(privacy.epsilon), privacy.max_events_per_user, (cells.rows, cells.cols))
+    if side > policy.grid.block:
+        found.append(
+            f"Advice: for {declared:,} events under this noise, blocks of {side} x {side} cells are expected to tell more than "
+            f'blocks of {policy.grid.block} x {policy.grid.block}: give grid.block = "auto".'
+        )
+    wanted = select_totals(max(side, policy.grid.block))
+    if privacy.shares.totals < wanted:
+        found.append(
+            "Advice: where blocks stand for cells, large boxes are expected to gain more from the totals of slices than small "
+            f"ones lose: give privacy.shares.totals = {wanted}, at the expense of histogram."
+        )
+    return found
 
 
 def _blocks(policy: Policy) -> str:

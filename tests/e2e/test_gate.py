@@ -37,7 +37,7 @@ def declared(scale: str = "3", shape: tuple[int, int, int] = (4, 64, 64), more: 
     k, epsilon = {"1/2": (1, "4.0"), "3": (3, "2.0"), "40": (10, "0.5"), "1000": (50, "0.1")}[scale]
     text = policy_text(slices=shape[0], rows=shape[1], cols=shape[2], epsilon=epsilon, k=k)
     text = text.replace("declared_event_count = 1000", "declared_event_count = 1000000")
-    policy = parse_policy(text + "[privacy.shares]\nhistogram = 0.5\nsample_size = 0.5\n" + more)
+    policy = parse_policy(text + "[privacy.shares]\nhistogram = 0.5\ntotals = 0.5\n" + more)
     assert policy.privacy.histogram_scale == Fraction(scale)
     return policy
 
@@ -66,7 +66,7 @@ def night(policy: Policy, kind: str = "city", method: str = "shrink", seed: int 
     noisy = counts + (laplace(rng, float(scale) * applied, counts.shape) if applied else 0)
     noisy = noisy.astype(np.int32)
     better = DENOISERS[method](noisy, [], scale)
-    sample_size = int(counts.sum() + laplace(rng, float(policy.privacy.sample_size_scale), (1,))[0])
+    sample_size = int(counts.sum() + laplace(rng, float(policy.privacy.totals_scale), (len(counts),)).sum())
     measured = Measured(sample_size, 1_000_000, noise_variance(scale))
     refined = refine(better.values, better.deviation, noisy, measured, policy.refine)
     epsilon = str(policy.privacy.epsilon)

@@ -54,7 +54,7 @@ def test_the_second_night_learns_from_the_first(place: Path) -> None:
 def test_the_manifest_tells_each_stage_that_touched_data_with_its_sensitivity(place: Path) -> None:
     manifest = publish.releases(Tables(str(place / "tables")))[0].manifest
     stages = {stage["stage"]: stage for stage in manifest["stages"]}
-    assert {"usable", "bound", "count", "add_noise", "noisy_sample_size"} <= set(stages)
+    assert {"usable", "bound", "count", "add_noise", "noisy_totals"} <= set(stages)
     assert "at most `max_events_per_user` places" in stages["bound"]["sensitivity"]
     assert all(stage["does"] and stage["sensitivity"] for stage in manifest["stages"])
     assert all(gate["held"] for gate in manifest["gates"])

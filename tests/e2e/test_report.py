@@ -206,7 +206,7 @@ def test_report_says_what_was_spent_what_failed_and_what_is_promised(document: s
 
 
 def test_measured_event_count_is_told_with_its_sensitivity() -> None:
-    shares = "[privacy.shares]\nhistogram = 0.9\nsample_size = 0.05\nevent_count = 0.05"
+    shares = "[privacy.shares]\nhistogram = 0.9\ntotals = 0.05\nevent_count = 0.05"
     measured = policy_text().replace("declared_event_count = 1000", f"max_counted_per_user = 50\n{shares}")
     text = report._method(city(policy=parse_policy(measured)), RELEASE, GATES)
     assert "N got noise of scale 1000 (sensitivity 50) and reads 1,000" in text

@@ -17,7 +17,8 @@ from scipy import stats
 from heathaze.collect.bound import COLUMNS, BoundSettings, bound
 from heathaze.collect.count import count, place
 from heathaze.collect.entropy import NoiseKey
-from heathaze.collect.noise import NoiseSettings, noisy_values
+from heathaze.collect.noise import NoiseSettings, noisy_totals, noisy_values
+from heathaze.collect.pipeline import _totals
 from heathaze.grid import Grid, Period
 from heathaze.policy import Privacy
 
@@ -78,6 +79,26 @@ def test_one_user_changes_the_counts_by_exactly_k_for_every_salt(neighbours):
     assert np.abs(difference).sum(axis=1).tolist() == [K] * len(SALTS)
     assert difference[:, CANARYS_CELL].tolist() == [K] * len(SALTS)
     assert neighbours["without"].sum(axis=1).tolist() == [sum(min(K, len(cells)) for cells in OTHERS.values())] * len(SALTS)
+
+
+def test_one_user_changes_the_totals_of_slices_by_k_in_sum_and_their_noise_is_of_that_scale(spark):
+    """The canary's events lie in all four slices."""
+    hours = Period(MIDNIGHT.date(), 1, 4, "UTC")
+
+    def spread(user: str, events: int) -> list[tuple[object, ...]]:
+        return [(user, MIDNIGHT + timedelta(hours=6 * (i % 4)), *CENTRES[0]) for i in range(events)]
+
+    others, canary, totals = [*spread("a", 5), *spread("b", 2)], spread("canary", 50), []
+    for events in (others, others + canary):
+        frame = spark.createDataFrame(events, "user_id string, event_time timestamp, lat double, lon double")
+        placed = place(frame, GRID, hours)
+        totals.append(_totals(count(bound(placed, BoundSettings(K, SALTS[0], 4 * GRID.cells)), GRID), 4))
+    change = np.abs(np.subtract(*totals))
+    assert change.sum() == K
+    privacy, key = privacy_of("1"), NoiseKey(bytes(range(32)))
+    noisy = [noisy_totals(one, privacy, key) for one in totals]
+    assert np.array_equal(np.abs(np.subtract(*noisy)), change), "the same key draws the same noise"
+    assert Fraction(K) / privacy.totals_scale == Fraction(privacy.epsilon) * Fraction(privacy.shares.totals)
 
 
 Kernel = Callable[[np.ndarray, Fraction, int], np.ndarray]

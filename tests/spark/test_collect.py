@@ -20,7 +20,7 @@ from tests.conftest import policy_text
 from heathaze.collect import pipeline
 from heathaze.collect.entropy import KeyStore, NoiseKey
 from heathaze.collect.ledger import Entry
-from heathaze.collect.noise import NoiseSettings, noisy_event_count, noisy_sample_size, noisy_values
+from heathaze.collect.noise import NoiseSettings, noisy_event_count, noisy_totals, noisy_values
 from heathaze.collect.pipeline import Collection, run_bound, run_count, run_noise
 from heathaze.collect.private import PrivateTables
 from heathaze.errors import BudgetExhausted, InputError, KeyDestroyed
@@ -49,7 +49,7 @@ def policy_of(measured: bool = False, **settings: str | int) -> Policy:
     text = policy_text(**settings)
     if measured:
         text = text.replace("declared_event_count = 1000", f"max_counted_per_user = {CAP_OF_COUNT}")
-        text += "[privacy.shares]\nhistogram = 0.9\nsample_size = 0.06\nevent_count = 0.04\n"
+        text += "[privacy.shares]\nhistogram = 0.9\ntotals = 0.06\nevent_count = 0.04\n"
     return parse_policy(text)
 
 
@@ -125,11 +125,12 @@ def test_the_noisy_table_has_one_row_per_slice_with_all_that_the_reader_needs(re
         "rows": 8,
         "cols": 8,
         "scale": "10/3",
+        "total_scale": "50",
         "statements": json.dumps(pipeline.statements(policy)),
     }.items():
         assert noisy[name].to_pylist() == [value] * 4, name
     assert [len(values.as_py()) for values in noisy["values"]] == [4 * 64] * 4
-    assert len(set(noisy["noisy_sample_size"].to_pylist())) == len(set(noisy["noisy_event_count"].to_pylist())) == 1
+    assert len(set(noisy["noisy_event_count"].to_pylist())) == 1
 
 
 def test_noisy_values_are_the_bounded_counts_plus_the_noise_of_the_entrys_key(released):
@@ -141,7 +142,9 @@ def test_noisy_values_are_the_bounded_counts_plus_the_noise_of_the_entrys_key(re
     for number, values in enumerate(noisy["values"].to_pylist()):
         (cells,) = np.nonzero(exact[number])
         assert values == noisy_values(number, cells, exact[number][cells], settings).tobytes()
-    assert noisy["noisy_sample_size"][0].as_py() == noisy_sample_size(kept, night.policy.privacy, key)
+    totals = exact.reshape(len(exact), -1).sum(1).tolist()
+    assert len(set(totals)) > 1
+    assert noisy["noisy_total"].to_pylist() == noisy_totals(totals, night.policy.privacy, key)
 
 
 def test_measured_N_counts_at_most_the_declared_number_of_each_user_and_gets_noise(released):

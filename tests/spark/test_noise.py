@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from heathaze.collect import entropy
 from heathaze.collect.entropy import NoiseKey
-from heathaze.collect.noise import NoiseSettings, add_noise, noisy_event_count, noisy_sample_size, noisy_values
+from heathaze.collect.noise import NoiseSettings, add_noise, noisy_event_count, noisy_totals, noisy_values
 from heathaze.grid import Grid
 from heathaze.policy import Privacy, Shares
 from heathaze.tables import Tables
@@ -104,12 +104,12 @@ def test_rows_files_and_statistics_are_the_same_for_an_empty_and_a_full_night(sp
     tables = Tables(str(tmp_path))
     crowded = {(number, cell): 10_000 + cell for number in (0, 1, 3) for cell in range(GRID.cells)}
     for entry, counts in (("empty", {}), ("full", crowded)):
-        columns = {name: F.lit("") for name in ("dataset", "period", "measurement", "scale", "statements")} | {
+        columns = {name: F.lit("") for name in ("dataset", "period", "measurement", "scale", "total_scale", "statements")} | {
             "entry": F.lit(entry),
             "starts_at": F.timestamp_seconds(F.lit(0)),
             "rows": F.lit(GRID.rows),
             "cols": F.lit(GRID.cols),
-            "noisy_sample_size": F.lit(0).cast("bigint"),
+            "noisy_total": F.lit(0).cast("bigint"),
             "noisy_event_count": F.lit(0).cast("bigint"),
         }
         tables.append_once("noisy", add_noise(histogram_of(spark, counts), SETTINGS).withColumns(columns), token=entry)
@@ -162,10 +162,10 @@ PRIVACY = Privacy(
 
 @pytest.mark.parametrize(
     ("measure", "scale"),
-    [(noisy_sample_size, 3 / (0.5 * 0.06)), (noisy_event_count, 40 / (0.5 * 0.04))],
-    ids=["sample_size", "event_count"],
+    [(lambda *one: noisy_totals([7, one[0]], *one[1:])[1], 3 / (0.5 * 0.06)), (noisy_event_count, 40 / (0.5 * 0.04))],
+    ids=["total", "event_count"],
 )
-def test_n_and_N_get_noise_of_their_own_share_and_sensitivity(measure, scale):
+def test_totals_and_N_get_noise_of_their_own_share_and_sensitivity(measure, scale):
     drawn = np.array([measure(1_000, PRIVACY, key) - 1_000 for key in keys(1_500)])
     spread = np.abs(drawn).mean() / scale
     tolerance = 4 / np.sqrt(len(drawn))
@@ -173,13 +173,12 @@ def test_n_and_N_get_noise_of_their_own_share_and_sensitivity(measure, scale):
     assert abs(drawn.mean()) < 5 * scale * np.sqrt(2 / len(drawn))
 
 
-def test_noise_of_n_of_N_and_of_the_first_cell_are_independent():
+def test_noise_of_totals_of_N_and_of_the_first_cell_are_independent():
     few = keys(1_000)
     nothing = np.array([], dtype=int)
     one_cell = Grid(40.0, -74.0, 40.1, -73.9, 1, 1)
     cells = [noisy_values(0, nothing, nothing, NoiseSettings(PRIVACY.histogram_scale, key, one_cell, 1))[0] for key in few]
-    drawn = np.array(
-        [[noisy_sample_size(0, PRIVACY, key) for key in few], [noisy_event_count(0, PRIVACY, key) for key in few], cells]
-    )
+    totals = np.array([noisy_totals([0, 0], PRIVACY, key) for key in few]).T
+    drawn = np.array([*totals, [noisy_event_count(0, PRIVACY, key) for key in few], cells])
     correlation = np.corrcoef(drawn)
-    assert np.abs(correlation - np.eye(3)).max() < 5 / np.sqrt(len(few))
+    assert np.abs(correlation - np.eye(4)).max() < 5 / np.sqrt(len(few))

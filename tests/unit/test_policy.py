@@ -17,7 +17,7 @@ from heathaze.rho import select_block
 from heathaze.statement import advice, promise
 
 MEASURED = "declared_event_count = 1000", "max_counted_per_user = 50"
-SHARES = "[privacy.shares]\nhistogram = {histogram}\nsample_size = {sample_size}\nevent_count = {event_count}\n[budget]"
+SHARES = "[privacy.shares]\nhistogram = {histogram}\ntotals = {totals}\nevent_count = {event_count}\n[budget]"
 
 
 def edited(*changes: tuple[str, str]) -> str:
@@ -29,8 +29,8 @@ def edited(*changes: tuple[str, str]) -> str:
     return text
 
 
-def with_shares(histogram: str, sample_size: str, event_count: str = "0") -> tuple[str, str]:
-    return "[budget]", SHARES.format(histogram=histogram, sample_size=sample_size, event_count=event_count)
+def with_shares(histogram: str, totals: str, event_count: str = "0") -> tuple[str, str]:
+    return "[budget]", SHARES.format(histogram=histogram, totals=totals, event_count=event_count)
 
 
 def refusal(text: str) -> str:
@@ -54,7 +54,7 @@ def test_whole_numbers_are_read_where_decimals_are_meant():
 def test_scales_are_exact_rationals_of_sensitivity_epsilon_and_share():
     measured = parse_policy(edited(("epsilon = 1.0", "epsilon = 0.3"), MEASURED, with_shares("0.7", "0.1", "0.2"))).privacy
     assert measured.histogram_scale == Fraction(3) / (Fraction(3, 10) * Fraction(7, 10)) == Fraction(100, 7)
-    assert measured.sample_size_scale == Fraction(100)
+    assert measured.totals_scale == Fraction(100)
     assert measured.event_count_scale == Fraction(50 * 100, 6)
 
 
@@ -65,7 +65,7 @@ def test_a_declared_event_count_has_no_noise_scale():
 def test_shares_that_miss_1_in_binary_but_not_in_decimal_are_accepted():
     assert 0.5 + 0.41 + 0.09 != 1
     privacy = parse_policy(edited(MEASURED, with_shares("0.5", "0.41", "0.09"))).privacy
-    assert sum(map(Fraction, (privacy.shares.histogram, privacy.shares.sample_size, privacy.shares.event_count))) == 1
+    assert sum(map(Fraction, (privacy.shares.histogram, privacy.shares.totals, privacy.shares.event_count))) == 1
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_shares_that_miss_1_in_binary_but_not_in_decimal_are_accepted():
         (("epsilon", "epsilom"), "unknown key 'privacy.epsilom', did you mean 'epsilon'?"),
         (("[budget]", "[buget]"), "unknown key 'buget', did you mean 'budget'?"),
         (("max_events_per_user", "max_event_per_user"), "did you mean 'max_events_per_user'?"),
-        (with_shares("0.98", "0.02\nsample_sizes = 0"), "unknown key 'privacy.shares.sample_sizes', did you mean 'sample_size'?"),
+        (with_shares("0.98", "0.02\ntotal = 0"), "unknown key 'privacy.shares.total', did you mean 'totals'?"),
         (("cap =", "zzz = 1\ncap ="), "unknown key 'budget.zzz'; known keys: cap, window, delta_cap."),
     ],
 )
@@ -148,9 +148,9 @@ BAD_VALUES = [
     (with_shares("0.98", "0.03"), "privacy.shares must be exactly 1 in total, but it is 1.01."),
     (with_shares("0.9", "0.0999999999999999999"), "privacy.shares must be exactly 1 in total, but it is 0.9999999999999999999."),
     (with_shares("0", "0.5"), "privacy.shares.histogram must be above 0, but it is 0."),
-    (with_shares("0.5", "0"), "privacy.shares.sample_size must be above 0, but it is 0."),
+    (with_shares("0.5", "0"), "privacy.shares.totals must be above 0, but it is 0."),
     (with_shares("1.02", "-0.02"), "privacy.shares.histogram must be between 0 and 1, but it is 1.02."),
-    (with_shares("0.98", "-0.02"), "privacy.shares.sample_size must be between 0 and 1, but it is -0.02."),
+    (with_shares("0.98", "-0.02"), "privacy.shares.totals must be between 0 and 1, but it is -0.02."),
     (("cap = 5", "cap = 0"), "budget.cap must be above 0 and finite, but it is 0."),
     (("cap = 5", "cap = inf"), "budget.cap must be above 0 and finite, but it is Infinity."),
     (("cap = 5", "cap = 5\ndelta_cap = 1"), "budget.delta_cap must be between 0 and 1, but it is 1."),
@@ -430,7 +430,8 @@ def test_the_side_of_blocks_is_chosen_from_public_numbers():
     policy = parse_policy(edited(*rows))
     assert policy.grid.block == select_block(1000, 1.0, 3, (64, 64)) > 1
     assert "declared_event_count" in refusal(edited(*rows, MEASURED))
-    assert advice(policy) == [] and advice(parse_policy(edited(MEASURED, with_shares("0.9", "0.02", "0.08")))) == []
+    assert not any("grid.block" in one for one in advice(policy))
+    assert advice(parse_policy(edited(MEASURED, with_shares("0.9", "0.02", "0.08")))) == []
     finer = parse_policy(edited(rows[0], ("cols = 8", "cols = 64")))
     assert f"blocks of {policy.grid.block} x {policy.grid.block} cells" in advice(finer)[0]
 
@@ -446,6 +447,26 @@ def test_the_side_of_blocks_is_chosen_from_public_numbers():
 )
 def test_blocks_that_cannot_be_are_refused(change, words):
     assert words in refusal(edited(change))
+
+
+def test_a_larger_share_for_totals_is_advised_where_blocks_stand_for_cells_and_only_there():
+    rows = ("rows = 8", "rows = 64"), ("cols = 8", 'cols = 64\nblock = "auto"')
+    [found] = advice(parse_policy(edited(*rows)))
+    assert "privacy.shares.totals = 0.08" in found
+    assert advice(parse_policy(edited(*rows, with_shares("0.92", "0.08")))) == []
+    assert advice(parse_policy(edited(("epsilon = 1.0", "epsilon = 5.0")))) == []
+
+
+def test_blocks_leave_at_least_sixteen_along_a_side():
+    assert select_block(1, 0.001, 1000, (576, 576)) == 32
+    assert select_block(1, 0.001, 1000, (16, 1024)) == 1
+
+
+def test_the_noise_of_cells_totals_and_N_together_costs_exactly_epsilon():
+    privacy = parse_policy(edited(("epsilon = 1.0", "epsilon = 0.3"), MEASURED, with_shares("0.83", "0.1", "0.07"))).privacy
+    assert privacy.event_count_scale is not None and privacy.max_counted_per_user is not None
+    k, cap = Fraction(privacy.max_events_per_user), Fraction(privacy.max_counted_per_user)
+    assert k / privacy.histogram_scale + k / privacy.totals_scale + cap / privacy.event_count_scale == Fraction("0.3")
 
 
 def test_a_mistake_in_the_arguments_ends_with_1(capsys):

@@ -38,7 +38,7 @@ CHUNK = 1 << 16
 """Words per vectorised step: 512 KB, so that a step stays in the cache."""
 
 # Domains of the keystream. No two draws share a word.
-CELLS, SAMPLE_SIZE, EVENT_COUNT, SALT, SELF_CHECK = range(0, 10, 2)
+CELLS, TOTALS, EVENT_COUNT, SALT, SELF_CHECK = range(0, 10, 2)
 """Even numbers; domain + 1 holds the further bits of a draw that its first word did not decide."""
 
 
@@ -120,10 +120,10 @@ class DiscreteLaplace:
                 magnitude[i] = self._decide(int(words[i]), _further_bits(key, domain, start + int(i)))
         return magnitude
 
-    def single(self, key: NoiseKey, domain: int) -> int:
-        """One draw for one number, of any size and at any scale: no table, no saturation."""
-        word = int(key.words(domain, 0, 1)[0])
-        magnitude = self._decide(word >> 1, _further_bits(key, domain, 0))
+    def single(self, key: NoiseKey, domain: int, index: int) -> int:
+        """Draw `index` of `domain` for one number, of any size and at any scale: no table, no saturation."""
+        word = int(key.words(domain, index, 1)[0])
+        magnitude = self._decide(word >> 1, _further_bits(key, domain, index))
         return -magnitude if word & 1 else magnitude
 
     def _decide(self, word: int, more: Callable[[int], int]) -> int:
@@ -151,11 +151,11 @@ def sampler(scale: Fraction) -> DiscreteLaplace:
     return DiscreteLaplace(scale)
 
 
-def draw_single(scale: Fraction, key: NoiseKey, domain: int) -> int:
-    """One draw without a table: for n and N, whose scale may be huge."""
+def draw_single(scale: Fraction, key: NoiseKey, domain: int, index: int = 0) -> int:
+    """One draw without a table: for totals and N, whose scale may be huge."""
     one = DiscreteLaplace.__new__(DiscreteLaplace)
     one.scale, one.word_bits = scale, WORD_BITS
-    return one.single(key, domain)
+    return one.single(key, domain, index)
 
 
 def self_check(scale: Fraction, draw: Callable[[NoiseKey, int, int, int], np.ndarray] | None = None) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -71,9 +71,13 @@ def noisy_values(number: int, cell: np.ndarray, count: np.ndarray, settings: Noi
     return np.clip(exact + noise, limits.min, limits.max).astype("<i4")
 
 
-def noisy_sample_size(sample_size: int, privacy: Privacy, key: NoiseKey) -> int:
-    """n with noise. Sensitivity: one user changes n by at most k; the noise has scale k / (epsilon * its share)."""
-    return sample_size + draw_single(privacy.sample_size_scale, key, entropy.SAMPLE_SIZE)
+def noisy_totals(totals: Sequence[int], privacy: Privacy, key: NoiseKey) -> list[int]:
+    """The number of events of every slice with noise; their sum is n.
+
+    Sensitivity: each event lies in one slice, so one user changes the totals by at most k in sum; the noise of each has scale
+    k / (epsilon * their share).
+    """
+    return [total + draw_single(privacy.totals_scale, key, entropy.TOTALS, number) for number, total in enumerate(totals)]
 
 
 def noisy_event_count(clipped_count: int, privacy: Privacy, key: NoiseKey) -> int:

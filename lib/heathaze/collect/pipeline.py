@@ -127,16 +127,18 @@ def run_noise(night: Collection, entry: Entry) -> None:
         night.say(f"drawing noise for {night.grid.cells * night.period.slices:,} cells")
         histogram = night.tables.read("histogram", night.spark).where(F.col("entry") == entry.entry)
         settings = noising.NoiseSettings(privacy.histogram_scale, key, night.grid, night.period.slices)
-        sample_size = noising.noisy_sample_size(_total(histogram), privacy, key)
+        totals = noising.noisy_totals(_totals(histogram, night.period.slices), privacy, key)
         event_count = privacy.declared_event_count
         if event_count is None:
             event_count = noising.noisy_event_count(_counter(night, entry, "clipped_event_count"), privacy, key)
-        starts = night.spark.createDataFrame(list(enumerate(night.period.edges[:-1])), "slice int, starts_at timestamp")
-        noisy = noising.add_noise(histogram, settings).join(F.broadcast(starts), on="slice", how="inner")
+        every_slice = list(zip(range(night.period.slices), night.period.edges[:-1], totals, strict=True))
+        slices = night.spark.createDataFrame(every_slice, "slice int, starts_at timestamp, noisy_total bigint")
+        noisy = noising.add_noise(histogram, settings).join(F.broadcast(slices), on="slice", how="inner")
         noisy = noisy.select(
             "slice",
             "starts_at",
             "values",
+            "noisy_total",
             F.lit(entry.entry).alias("entry"),
             F.lit(entry.dataset).alias("dataset"),
             F.lit(entry.period).alias("period"),
@@ -144,7 +146,7 @@ def run_noise(night: Collection, entry: Entry) -> None:
             F.lit(night.grid.rows).alias("rows"),
             F.lit(night.grid.cols).alias("cols"),
             F.lit(str(privacy.histogram_scale)).alias("scale"),
-            F.lit(sample_size).cast("bigint").alias("noisy_sample_size"),
+            F.lit(str(privacy.totals_scale)).alias("total_scale"),
             F.lit(event_count).cast("bigint").alias("noisy_event_count"),
             F.lit(json.dumps(statements(night.policy))).alias("statements"),
         )
@@ -154,7 +156,7 @@ def run_noise(night: Collection, entry: Entry) -> None:
 
 def statements(policy: Policy) -> list[dict[str, str]]:
     """What each stage that touches people's data does, and with which sensitivity: from the docstrings of the code that ran."""
-    stages = [incoming.usable, place, bounding.bound, count, noising.add_noise, noising.noisy_sample_size]
+    stages = [incoming.usable, place, bounding.bound, count, noising.add_noise, noising.noisy_totals]
     if policy.privacy.max_counted_per_user is not None:
         stages.append(noising.noisy_event_count)
     told = []
@@ -230,6 +232,12 @@ def _clipped_event_count(usable: DataFrame, policy: Policy) -> int:
     """Usable events, at most `max_counted_per_user` of each user."""
     per_user = usable.groupBy("user_id").agg(F.count(F.lit(1)).alias("events"))
     return _total(per_user.select(F.least("events", F.lit(policy.privacy.max_counted_per_user)).alias("count")))
+
+
+def _totals(histogram: DataFrame, slices: int) -> list[int]:
+    """Events of each slice; at most one number per slice comes to the driver."""
+    found = {row["slice"]: int(row["total"]) for row in histogram.groupBy("slice").agg(F.sum("count").alias("total")).collect()}
+    return [found.get(number, 0) for number in range(slices)]
 
 
 def _total(counts: DataFrame) -> int:

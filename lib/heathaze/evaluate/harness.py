@@ -21,7 +21,7 @@ import numpy as np
 
 from heathaze.errors import InputError
 from heathaze.evaluate.events import Events, bounded, counts_of
-from heathaze.evaluate.learned import BLOCKS, DENOISERS, denoise, learned_methods, measured_side, prepare
+from heathaze.evaluate.learned import BLOCKS, DENOISERS, denoise, learned_methods, plan_of
 from heathaze.evaluate.meter import Meter, Method
 from heathaze.evaluate.methods import INFO
 from heathaze.evaluate.workloads import draw_workload, score
@@ -29,7 +29,7 @@ from heathaze.learn.denoiser import noise_variance
 from heathaze.learn.families import season_of
 from heathaze.policy import MAX_SCALE, Policy
 from heathaze.release.refine import Measured, finish, refine
-from heathaze.release.rehearsal import rehearse
+from heathaze.release.rehearsal import Scales, rehearse
 from heathaze.release.sums import prefix_sum
 from heathaze.rho import spread_evenly
 
@@ -133,15 +133,15 @@ def _answers(
     if name not in (*DENOISERS, BLOCKS):
         return {name: method(counts, meter) * up}
     look = denoise(policy, name, counts, meter)
-    measured = Measured(size, int(events), noise_variance(Fraction(meter.unit) / meter.epsilon))
+    measured = Measured(size, int(events), noise_variance(look.plan.scale))
     refined = refine(look.found.values, look.found.deviation, look.noisy, measured, policy.refine).values
     answers = {name: finish(look.found.values * up, policy.refine), f"{name}{AS_RELEASED}": refined}
-    return {label: spread_evenly(answer, look.side) for label, answer in answers.items()}
+    return {label: spread_evenly(answer, look.plan.side) for label, answer in answers.items()}
 
 
 def _blocks(policy: Policy, name: str, meter: Meter) -> str:
     """What a table says of a method that measures blocks of cells."""
-    side = measured_side(policy, name, meter.epsilon, meter.unit)
+    side = plan_of(policy, name, meter.epsilon, meter.unit).side
     return "" if side == 1 else f"blocks of {side} x {side} cells"
 
 
@@ -194,11 +194,9 @@ def coverage(events: Events, policy: Policy, epsilon: Decimal, method: str, seed
     grid = policy.grid.fine()
     truth = counts_of(events, (policy.period.slices, grid.rows, grid.cols))
     check(policy, [method], [epsilon], ["event"], [method])
-    scale = 1 / Fraction(epsilon)
-    noisy = Meter(Fraction(epsilon), 1, seed).laplace(truth, Fraction(epsilon)).astype(np.int32)
-    ready = prepare(policy, method, noisy, scale)
-    found = ready(noisy)
-    model = rehearse(found, noisy, scale, ready, policy.refine, seed)
+    look = denoise(policy, method, truth, Meter(Fraction(epsilon), 1, seed))
+    noisy, found, plan = look.noisy, look.found, look.plan
+    model = rehearse(found, noisy, Scales(plan.scale, plan.total_scale or plan.scale), look.again, policy.refine, seed)
     workload = draw_workload(truth, grid, season_of(policy), queries, seed)
     published, noised, exactly = (prefix_sum(tensor) for tensor in (finish(found.values, policy.refine), noisy, truth))
     squares = None if found.deviation is None else prefix_sum(found.deviation, 2)

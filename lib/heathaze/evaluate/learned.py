@@ -18,11 +18,13 @@ from heathaze.learn.denoiser import Denoised, noise_variance
 from heathaze.learn.distributed import alone
 from heathaze.learn.families import season_of
 from heathaze.learn.shrink import shrink
+from heathaze.learn.totals import Totals, settle_totals
 from heathaze.learn.training import Learner, TrainSettings, train
 from heathaze.learn.vqvae_training import RESOLUTIONS, VQVAELearner, denoise_slice
 from heathaze.policy import Policy
 from heathaze.release.refine import finish
-from heathaze.rho import block_sums, select_block, spread_evenly
+from heathaze.release.rehearsal import Again
+from heathaze.rho import block_sums, select_block, select_totals, spread_evenly
 
 Denoise = Callable[[np.ndarray], Denoised]
 """A denoiser that is ready: trained where it needs to be."""
@@ -33,17 +35,34 @@ DENOISERS = ("shrink", "vqvae", "bayes")
 
 
 BLOCKS = "bayes_blocks"
-"""bayes where the policy says grid.block = "auto": on blocks of cells whose side follows from public numbers."""
+"""bayes as `heathaze policy check` advises to measure: blocks of cells and a share for totals that follow from public numbers."""
+
+
+TOTALLED = ("bayes", BLOCKS)
+"""Denoisers that also measure the totals of slices, as a release does; the others measure cells alone, as their papers do."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a denoiser measures, for how much."""
+
+    side: int
+    """Of the blocks that stand for cells, in cells."""
+    scale: Fraction
+    """Of the noise of one of them."""
+    total_scale: Fraction | None
+    """Of the noise of the total of one slice; None where totals are not measured."""
 
 
 @dataclass(frozen=True)
 class Look:
     """One measurement, and what a denoiser makes of it."""
 
+    plan: Plan
     noisy: np.ndarray
     found: Denoised
-    side: int
-    """Of the blocks that were measured, in cells."""
+    again: Again
+    """The same denoising of other measurements."""
 
 
 def learned_methods(policy: Policy) -> dict[str, Method]:
@@ -54,30 +73,46 @@ def learned_methods(policy: Policy) -> dict[str, Method]:
 def _method(policy: Policy, name: str) -> Method:
     def method(counts: np.ndarray, meter: Meter) -> np.ndarray:
         look = denoise(policy, name, counts, meter)
-        return spread_evenly(finish(look.found.values, policy.refine), look.side)
+        return spread_evenly(finish(look.found.values, policy.refine), look.plan.side)
 
     return method
 
 
-def denoise(policy: Policy, name: str, counts: np.ndarray, meter: Meter) -> Look:
-    """Measure cells, or blocks of them, for all of the meter's epsilon, and denoise them.
+def plan_of(policy: Policy, name: str, epsilon: Fraction, unit: int) -> Plan:
+    """What a method measures for an epsilon. N is public here, so that all of it goes to cells and totals.
 
-    Every event lies in one block, so that blocks cost what cells cost.
+    BLOCKS measures as `heathaze policy check` advises from public numbers, bayes as the policy says.
     """
-    side = measured_side(policy, name, meter.epsilon, meter.unit)
-    noisy = meter.laplace(block_sums(counts, side), meter.epsilon).astype(np.int32)
-    denoiser = "bayes" if name == BLOCKS else name
-    return Look(noisy, prepare(policy, denoiser, noisy, Fraction(meter.unit) / meter.epsilon)(noisy), side)
+    cells, side = policy.grid.fine(), 1
+    shares = policy.privacy.shares
+    totals = Fraction(shares.totals) / (Fraction(shares.totals) + Fraction(shares.histogram))
+    if name == BLOCKS:
+        declared = policy.privacy.declared_event_count
+        if declared is None:
+            raise InputError(f"{BLOCKS} needs privacy.declared_event_count in the policy: blocks follow from public numbers.")
+        side = select_block(declared, float(epsilon), unit, (cells.rows, cells.cols))
+        totals = Fraction(select_totals(side))
+    if name not in TOTALLED:
+        return Plan(side, unit / epsilon, None)
+    return Plan(side, unit / (epsilon * (1 - totals)), unit / (epsilon * totals))
 
 
-def measured_side(policy: Policy, name: str, epsilon: Fraction, unit: int) -> int:
-    """Side of the blocks that a method measures, in cells; 1 for all but the one that chooses it from public numbers."""
-    if name != BLOCKS:
-        return 1
-    declared, cells = policy.privacy.declared_event_count, policy.grid.fine()
-    if declared is None:
-        raise InputError(f"{BLOCKS} needs privacy.declared_event_count in the policy: blocks are chosen from public numbers.")
-    return select_block(declared, float(epsilon), unit, (cells.rows, cells.cols))
+def denoise(policy: Policy, name: str, counts: np.ndarray, meter: Meter) -> Look:
+    """Measure for all of the meter's epsilon, and denoise what was measured.
+
+    Every event lies in one cell, one block and one slice, so that each of these costs what cells cost.
+    """
+    plan = plan_of(policy, name, meter.epsilon, meter.unit)
+    noisy = meter.laplace(block_sums(counts, plan.side), meter.unit / plan.scale).astype(np.int32)
+    ready = prepare(policy, "bayes" if name == BLOCKS else name, noisy, plan.scale)
+    if plan.total_scale is None:
+        return Look(plan, noisy, ready(noisy), lambda tensor, totals: ready(tensor))
+    totals = Totals(meter.laplace(counts.sum((1, 2)), meter.unit / plan.total_scale), plan.total_scale)
+
+    def again(tensor: np.ndarray, totals: Totals) -> Denoised:
+        return settle_totals(ready(tensor), totals)
+
+    return Look(plan, noisy, again(noisy, totals), again)
 
 
 def prepare(policy: Policy, name: str, noisy: np.ndarray, scale: Fraction) -> Denoise:

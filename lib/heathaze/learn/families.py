@@ -20,6 +20,7 @@ from heathaze.learn.handoff import Night, read_night, read_slices, shared_out
 from heathaze.learn.shrink import shrink
 from heathaze.learn.snh_places import look
 from heathaze.learn.snh_training import Task, fit
+from heathaze.learn.totals import Totals
 from heathaze.learn.training import Trained, TrainSettings, train
 from heathaze.learn.vqvae import VQVAE
 from heathaze.learn.vqvae_training import RESOLUTIONS, VQVAELearner, check_crops, denoise_slice, second_look_error
@@ -55,6 +56,10 @@ class Nights:
 
     def tonight(self) -> np.ndarray:
         return read_night(self.storage, self.named[-1])
+
+    def totals(self) -> Totals:
+        """The totals of tonight's slices, as they were measured."""
+        return Totals(np.array(self.named[-1].totals), self.named[-1].total_scale)
 
     def earlier(self) -> list[Earlier]:
         last = date.fromisoformat(self.named[-1].period)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,10 @@ class Night:
     """Number of time slices."""
     scale: Fraction
     """Scale of the noise of one cell."""
+    totals: tuple[int, ...]
+    """Noisy number of events of each slice."""
+    total_scale: Fraction
+    """Scale of the noise of one of them."""
 
 
 def nights_until(tables: Tables, dataset: str, measurement: str, period: str, spark: SparkSession | None = None) -> list[Night]:
@@ -37,12 +41,15 @@ def nights_until(tables: Tables, dataset: str, measurement: str, period: str, sp
     Nights of another measurement (another grid, k or epsilon) are left out: their noise has another law.
     """
     same = (pc.field("dataset") == dataset) & (pc.field("measurement") == measurement) & (pc.field("period") <= period)
-    rows = tables.load("noisy", same, ["entry", "period", "slice", "scale"], spark)
+    columns = ["entry", "period", "slice", "scale", "noisy_total", "total_scale"]
+    rows = tables.load("noisy", same, columns, spark).sort_by("slice")
     order = {entry: i for i, entry in enumerate(_charged_order(tables, spark))}
     nights: dict[str, Night] = {}
     for entry, group in sorted(_by_entry(rows).items(), key=lambda item: order.get(item[0], -1)):
         first = group[0]
-        nights[first["period"]] = Night(entry, first["period"], len(group), Fraction(first["scale"]))
+        scale, total_scale = (Fraction(first[name]) for name in ("scale", "total_scale"))
+        totals = tuple(row["noisy_total"] for row in group)
+        nights[first["period"]] = Night(entry, first["period"], len(group), scale, totals, total_scale)
     return [nights[name] for name in sorted(nights)]
 
 
@@ -73,8 +80,8 @@ def shared_out(nights: list[Night], rank: int, size: int) -> list[tuple[str, int
     return every[rank::size] if len(every) >= size else every
 
 
-def _by_entry(rows: pa.Table) -> dict[str, list[dict[str, str]]]:
-    groups: dict[str, list[dict[str, str]]] = {}
+def _by_entry(rows: pa.Table) -> dict[str, list[dict[str, Any]]]:
+    groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows.to_pylist():
         groups.setdefault(row["entry"], []).append(row)
     return groups

@@ -18,6 +18,7 @@ from heathaze.learn.denoiser import Denoised, Denoiser
 from heathaze.learn.families import FAMILIES, NO_ERROR, Family, Nights, season_of
 from heathaze.learn.handoff import Night, nights_until
 from heathaze.learn.shrink import shrink
+from heathaze.learn.totals import Totals, settle_totals
 from heathaze.policy import Policy
 from heathaze.tables import Tables
 
@@ -65,19 +66,31 @@ def run_denoise(night: Denoising) -> dict[str, Any]:
         night.say(f"denoising with model {model.name}")
         result, model_name = _family(policy).denoise(model.weights, nights, tensor, policy.denoise), model.name
         facts |= about
+    if _has_totals(policy):
+        result = settle_totals(result, nights.totals())
     _write(night, tonight, token, model_name, facts, result)
     return {"entry": tonight.entry, "done_before": False, "model": model_name, **facts}
 
 
-def denoise_again(night: Denoising, model_name: str) -> Callable[[np.ndarray], Denoised]:
-    """The very denoising of a night, for other noisy tensors in its place: rehearsals."""
+def denoise_again(night: Denoising, model_name: str) -> Callable[[np.ndarray, Totals], Denoised]:
+    """The very denoising of a night, for other noisy tensors and totals in its place: rehearsals."""
     policy, nights = night.policy, _nights(night)
     if policy.denoise.method in CLASSICAL:
-        return lambda tensor: _classical(policy, nights, tensor)
+        return lambda tensor, totals: settle_totals(_classical(policy, nights, tensor), totals)
     from heathaze.learn import models
 
     weights = models.load(night.tables, model_name, night.spark).weights
-    return lambda tensor: _family(policy).denoise(weights, nights, tensor, policy.denoise)
+
+    def again(tensor: np.ndarray, totals: Totals) -> Denoised:
+        result = _family(policy).denoise(weights, nights, tensor, policy.denoise)
+        return settle_totals(result, totals) if _has_totals(policy) else result
+
+    return again
+
+
+def _has_totals(policy: Policy) -> bool:
+    """Whether the estimate is brought together with measured totals; the networks of snh speak for themselves."""
+    return policy.release.method != "snh"
 
 
 def _nights(night: Denoising) -> Nights:

@@ -107,7 +107,7 @@ def load_candidate(tables: Tables, policy: Policy, period: str, spark: SparkSess
         deviation=deviation,
         refined=tensor_of(refined, "values", "<f4"),
         refinement=json.loads(refined["facts"][0].as_py()),
-        sample_size=first["noisy_sample_size"],
+        sample_size=sum(noisy["noisy_total"].to_pylist()),
         event_count=first["noisy_event_count"],
         denoise_facts=json.loads(denoised["facts"][0].as_py()),
         model=_model(tables, name, spark) if name else None,

@@ -350,7 +350,7 @@ def _noise_of_drift(candidate: Candidate, noise: float, total: float) -> float:
     privacy = candidate.policy.privacy
     n = max(candidate.sample_size, 1)
     big_n = max(candidate.event_count, n)
-    of_factor = noise_variance(privacy.sample_size_scale) / n**2
+    of_factor = len(candidate.noisy) * noise_variance(privacy.totals_scale) / n**2
     if privacy.event_count_scale is not None:
         of_factor += noise_variance(privacy.event_count_scale) / big_n**2
     return sqrt(2) * (big_n / n * noise + DEVIATIONS * total * sqrt(of_factor))

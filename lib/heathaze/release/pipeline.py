@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +43,7 @@ def run_refine(night: Releasing) -> None:
     from heathaze.learn.denoiser import Denoised, noise_variance
     from heathaze.learn.handoff import nights_until
     from heathaze.learn.pipeline import Denoising, denoise_again
-    from heathaze.release.rehearsal import rehearse
+    from heathaze.release.rehearsal import Scales, rehearse
 
     policy, tables = night.policy, night.tables
     nights = nights_until(tables, policy.dataset.name, policy.measurement_hash, night.period, night.spark)
@@ -61,9 +60,9 @@ def run_refine(night: Releasing) -> None:
     if not len(denoised):
         raise InputError(f"{policy.dataset.name}/{night.period} is not denoised yet: run denoise first.")
     measured = Measured(
-        noisy["noisy_sample_size"][0].as_py(),
+        sum(nights[-1].totals),
         noisy["noisy_event_count"][0].as_py(),
-        noise_variance(Fraction(noisy["scale"][0].as_py())),
+        noise_variance(nights[-1].scale),
     )
     deviation = None if denoised["deviation"].null_count else tensor_of(denoised, "deviation", "<f4")
     values, tensor = tensor_of(denoised, "values", "<f4"), tensor_of(noisy, "values", "<i4")
@@ -71,8 +70,8 @@ def run_refine(night: Releasing) -> None:
     night.say("rehearsing the night, to know how sure its answers are")
     denoising = Denoising(policy, night.period, tables, night.files / "training", night.say, night.say, night.spark)
     again = denoise_again(denoising, denoised["model"][0].as_py())
-    scale = Fraction(noisy["scale"][0].as_py())
-    errors = rehearse(Denoised(values, deviation), tensor, scale, again, policy.refine, seed=int(entry, 16) % 2**32)
+    scales = Scales(nights[-1].scale, nights[-1].total_scale)
+    errors = rehearse(Denoised(values, deviation), tensor, scales, again, policy.refine, seed=int(entry, 16) % 2**32)
     facts = {name: value for name, value in asdict(result).items() if name != "values"} | {"uncertainty": errors.to_json()}
     rows = [
         {

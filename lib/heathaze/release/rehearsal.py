@@ -8,30 +8,43 @@ at. It reads noisy tables only, so it is free, and its random numbers protect no
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
 from heathaze.learn.denoiser import Denoised, discrete_laplace
+from heathaze.learn.totals import Totals, measured_again
 from heathaze.policy import Refine
 from heathaze.release.refine import finish
 from heathaze.release.uncertainty import ErrorModel, Rehearsal
 
+Again = Callable[[np.ndarray, Totals], Denoised]
+"""Denoises another noisy tensor with its totals as the night's was."""
 
-def rehearse(
-    denoised: Denoised, noisy: np.ndarray, scale: Fraction, again: Callable[[np.ndarray], Denoised], settings: Refine, seed: int
-) -> ErrorModel:
-    """The error model of a night and its noisy tensor; `again` denoises another noisy tensor as the night's was.
+
+@dataclass(frozen=True)
+class Scales:
+    """Of the noise of a measurement."""
+
+    cell: Fraction
+    total: Fraction
+    """Of the total of one slice."""
+
+
+def rehearse(denoised: Denoised, noisy: np.ndarray, scales: Scales, again: Again, settings: Refine, seed: int) -> ErrorModel:
+    """The error model of a night, from its estimate and its noisy tensor.
 
     Where the night's estimate lies further off its own noisy sums than a rehearsal's does, its intervals are made wider.
     """
     random = np.random.default_rng(seed)
     truth = plausible(denoised, random)
     limits = np.iinfo(np.int32)
-    rehearsed = np.clip(truth + discrete_laplace(random, float(scale), truth.shape), limits.min, limits.max).astype(np.int32)
-    result = again(rehearsed)
+    noise = discrete_laplace(random, float(scales.cell), truth.shape)
+    rehearsed = np.clip(truth + noise, limits.min, limits.max).astype(np.int32)
+    result = again(rehearsed, measured_again(truth, scales.total, random))
     run = Rehearsal(truth, rehearsed, finish(result.values, settings), result.deviation)
-    return ErrorModel.fit([run], scale, (noisy, finish(denoised.values, settings), denoised.deviation))
+    return ErrorModel.fit([run], scales.cell, (noisy, finish(denoised.values, settings), denoised.deviation))
 
 
 def plausible(denoised: Denoised, random: np.random.Generator) -> np.ndarray:

@@ -455,8 +455,8 @@ def _method(candidate: Candidate, release: str, gates: list[dict[str, Any]]) -> 
         ),
         (
             "Noise",
-            f"All {values:,} counts, empty ones too, got exact discrete Laplace noise of scale {float(candidate.scale):.4g}; the "
-            f"sample's size n got noise of scale {float(privacy.sample_size_scale):.4g} and reads {candidate.sample_size:,}; "
+            f"All {values:,} counts, empty ones too, got exact discrete Laplace noise of scale {float(candidate.scale):.4g}; so "
+            f"did the totals of the slices, of scale {float(privacy.totals_scale):.4g}, together n = {candidate.sample_size:,}; "
             f"{counted}.",
             f"L1 sensitivity {k} against scale {k} / (ε × share): together ε {candidate.budget.charged}",
         ),
