@@ -301,7 +301,7 @@ def test_a_denoiser_is_scaled_like_the_others_and_also_as_a_release_would(events
 
 def test_blocks_are_the_coarser_the_weaker_the_signal_and_divide_the_grid():
     sides = [select_block(n, 1.0, 20, (576, 576)) for n in (10**8, 10**6, 10**5, 10**4, 1)]
-    assert sides == sorted(sides) and sides[0] == 1 and sides[-1] == 64
+    assert sides == sorted(sides) and sides[0] == 1 and sides[-1] == 32
     assert select_block(1, 1.0, 20, (45, 60)) == 1
     counts = np.random.default_rng(0).integers(0, 9, (2, 12, 8))
     assert (block_sums(counts, 4).sum((1, 2)) == counts.sum((1, 2))).all()

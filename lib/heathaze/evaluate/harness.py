@@ -37,6 +37,8 @@ LEVELS = ("event", "user")
 
 SAMPLING = "sampling alone"
 """The bounded sample scaled up, without noise: what no method can be rid of at user level. It is no private method."""
+EXACT = "exact counts"
+"""The truth itself, which has no error but that of its forecasts: nobody knows what comes. It is no private method."""
 AS_RELEASED = ", as released"
 """Added to the name of a denoiser at user level where its answer is scaled by the release's gamma instead of N / n."""
 
@@ -61,8 +63,8 @@ class Row:
 
     @property
     def protects(self) -> bool:
-        """Whether a release could do this: neither an oracle nor `sampling alone`."""
-        return self.method != SAMPLING and not (self.method in INFO and INFO[self.method].is_oracle)
+        """Whether a release could do this: neither an oracle nor an answer without noise."""
+        return self.method not in (SAMPLING, EXACT) and not (self.method in INFO and INFO[self.method].is_oracle)
 
 
 def evaluate(
@@ -97,9 +99,11 @@ def evaluate(
             unit = policy.privacy.max_events_per_user if level == "user" else 1
             counts = truth if level == "event" else counts_of(bounded(events, unit, seed), shape)
             scaled = counts * (truth.sum() / max(1, counts.sum()))
+            errors = score(scaled, truth, workload)
             if level == "user":
-                errors, nothing = score(scaled, truth, workload), score(scaled, scaled, workload)
-                add(Row(level, "", SAMPLING, seed, 0.0, 0.0, "", errors, nothing), scaled)
+                add(Row(level, "", SAMPLING, seed, 0.0, 0.0, "", errors, score(scaled, scaled, workload)), scaled)
+            elif workload.horizon:
+                add(Row(level, "", EXACT, seed, 0.0, 0.0, "", errors), scaled)
             for epsilon, name in product(epsilons, methods):
                 say(f"{level} level, epsilon {epsilon}, seed {seed}, {name}")
                 meter = Meter(Fraction(epsilon), unit, seed)

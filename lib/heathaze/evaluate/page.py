@@ -22,11 +22,13 @@ HEADLINES = (
     "middle at records: absolute",
     "small anywhere: absolute",
     "middle anywhere: absolute",
+    "large at records: absolute",
     "large anywhere: absolute",
     "whole slice: absolute",
     "hotspots: distance, metres",
     "hotspots: regret",
     "forecasts: sMAPE",
+    "forecasts: off those on the truth",
 )
 """Columns of the table, the errors that decide; the JSON has all of them."""
 
