@@ -76,7 +76,7 @@ def select_totals(side: int) -> Decimal:
     Where single cells can be told apart, they need it more. Where blocks stand for them, there is nothing small to be seen, and
     large boxes gain from totals more than small ones lose.
     """
-    return Decimal("0.08") if side > 1 else Decimal("0.02")
+    return Decimal("0.1") if side > 1 else Decimal("0.02")
 
 
 def block_sums(counts: np.ndarray, side: int) -> np.ndarray:

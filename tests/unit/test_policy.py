@@ -452,8 +452,8 @@ def test_blocks_that_cannot_be_are_refused(change, words):
 def test_a_larger_share_for_totals_is_advised_where_blocks_stand_for_cells_and_only_there():
     rows = ("rows = 8", "rows = 64"), ("cols = 8", 'cols = 64\nblock = "auto"')
     [found] = advice(parse_policy(edited(*rows)))
-    assert "privacy.shares.totals = 0.08" in found
-    assert advice(parse_policy(edited(*rows, with_shares("0.92", "0.08")))) == []
+    assert "privacy.shares.totals = 0.1" in found
+    assert advice(parse_policy(edited(*rows, with_shares("0.9", "0.1")))) == []
     assert advice(parse_policy(edited(("epsilon = 1.0", "epsilon = 5.0")))) == []
 
 
