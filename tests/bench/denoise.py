@@ -27,6 +27,7 @@ from heathaze.learn.bayes_training import BayesLearner, Estimate, estimate
 from heathaze.learn.denoiser import discrete_laplace, noise_variance
 from heathaze.learn.distributed import alone
 from heathaze.learn.shrink import shrink
+from heathaze.learn.totals import measured_again, settle_totals
 from heathaze.learn.training import TrainSettings, train
 from heathaze.policy import BayesSettings, PeriodSettings, VQVAESettings, load_policy
 from heathaze.rho import block_sums, select_block, spread_evenly
@@ -36,7 +37,7 @@ SCALE = Fraction(5)
 """Event level, epsilon 0.2."""
 KINDS = ("mean_absolute", "relative")
 SHOWN = ("small at records: relative", "cell at records: absolute", "middle at records: relative", "small anywhere: absolute")
-SHOWN += ("whole slice: absolute",)
+SHOWN += ("large at records: absolute", "whole slice: absolute")
 GRID = Grid(37.70007, -122.53380, 37.87993, -122.30620, 576, 576)
 SMALL = BayesSettings(epochs=10, cells=400_000)
 AGED = BayesSettings(epochs=10, cells=800_000)
@@ -142,6 +143,9 @@ def ablation() -> list[dict[str, Any]]:
     noisy = (truth + discrete_laplace(np.random.default_rng(0), float(SCALE), truth.shape)).astype(np.int32)
     found = _bayes(noisy, [], SCALE, SHORT, season=7)
     answers = {"noise as it is": noisy, "prior alone": found.prior, "posterior": found.mean, "posterior, settled": found.settled}
+    # Of epsilon, one part of fifty goes to the totals of slices.
+    totals = measured_again(truth, 49 * SCALE, np.random.default_rng(1))
+    answers["settled, with totals of slices"] = settle_totals(found.denoised, totals).values
     unseen = {
         "tonight's slice": ("own",),
         "all other slices": ("others", "alike", "near", "decayed", "season"),

@@ -73,7 +73,7 @@ def make_manifest(candidate: Candidate, gates: list[dict[str, Any]]) -> dict[str
             "col_0": "west",
         },
         "slices": [edge.isoformat() for edge in candidate.period.edges],
-        "noise": {"law": "discrete Laplace", "scale": str(candidate.scale)},
+        "noise": {"law": "discrete Laplace", "scale": str(candidate.scale), "total_scale": str(policy.privacy.totals_scale)},
         "noisy_sample_size": candidate.sample_size,
         "event_count": candidate.event_count,
         "event_count_is": "declared" if policy.privacy.declared_event_count is not None else "measured, with noise",
