@@ -243,6 +243,7 @@ def _hotspot(arguments: argparse.Namespace, tables: Tables, spark: SparkSession 
         "slice": [number if number >= 0 else None for number in found.slice.tolist()],
         "slice_start": begins,
         "value": _rounded(found.value),
+        "chance": _rounded(found.chance, 3),
     }
     _tell(arguments, release.name, {**questions.columns, **columns})
     if arguments.plot:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from scipy.stats import poisson
 
-from heathaze.learn.posterior import at_least, deconvolve, ladder, log_evidence, make_tables, posterior
+from heathaze.learn.posterior import deconvolve, ladder, log_evidence, make_tables, posterior
+from heathaze.release.uncertainty import chance_of
 
 RATES = ladder(3.0, 60.0, 12)
 
@@ -41,11 +42,22 @@ def test_the_posterior_of_a_mixture_is_bayes_rule() -> None:
     assert found.mean.item() == pytest.approx(total @ count / total.sum(), rel=1e-4)
     assert found.square.item() == pytest.approx(total @ count**2 / total.sum(), rel=1e-4)
     assert found.prior_mean.item() == pytest.approx(prior @ RATES, rel=1e-4)
-    tail = total[count >= 12].sum() / total.sum()
     log_prior = torch.from_numpy(np.log(prior))[:, None].float()
     tables = make_tables(scale, RATES)
-    assert at_least(12, log_prior, torch.tensor([noisy]), tables).item() == pytest.approx(tail, rel=1e-3)
     assert log_evidence(log_prior.t(), torch.tensor([noisy]), tables).item() == pytest.approx(np.log(total.sum()), rel=1e-4)
+
+
+@pytest.mark.parametrize("noisy", [0, 9, 25, 60])
+def test_the_chance_of_many_events_by_mean_and_deviation_is_near_that_of_the_whole_posterior(noisy: int) -> None:
+    scale, rates = 3.0, np.geomspace(0.5, 80, 12)
+    prior = np.full(len(rates), 1 / len(rates))
+    total = sum(share * joint(noisy, rate, scale)[1] for share, rate in zip(prior, rates, strict=True))
+    law, count = total / total.sum(), np.arange(len(total))
+    mean = law @ count
+    deviation = np.sqrt(law @ count**2 - mean**2)
+    for least in (1, max(1, round(mean - deviation)), round(mean) + 1, round(mean + 2 * deviation) + 1):
+        [found] = chance_of(np.array([mean]), np.array([deviation]), np.array([float(least)]))
+        assert found == pytest.approx(law[count >= least].sum(), abs=0.12)
 
 
 def test_a_value_far_above_the_noise_is_taken_as_it_is() -> None:

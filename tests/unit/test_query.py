@@ -20,14 +20,16 @@ from tests.nights import candidate_of, draw_noise
 
 from heathaze.errors import InputError
 from heathaze.grid import Period
+from heathaze.learn.denoiser import Denoised
 from heathaze.policy import parse_policy
 from heathaze.release import query
 from heathaze.release.forecast import theta
 from heathaze.release.manifest import make_manifest
 from heathaze.release.publish import publish
 from heathaze.release.query import Release, chain, count, forecast, hotspots, open_chain, open_release
+from heathaze.release.rehearsal import plausible
 from heathaze.release.sums import box_sums, prefix_sum, share_powers, whole_sums
-from heathaze.release.uncertainty import ErrorModel, NoiseLaw
+from heathaze.release.uncertainty import ErrorModel, NoiseLaw, chance_of
 from heathaze.tables import Tables
 
 SCALE = Fraction(5)
@@ -434,6 +436,26 @@ def test_a_hotspot_in_the_corner_of_the_square_is_found_behind_a_nearer_one_besi
     anywhere, in_square = hotspots(release, *point, 9, 20 * height), hotspots(release, *point, 9, 11 * height)
     assert (anywhere.row[0], anywhere.col[0]) == (31, 25) and (in_square.row[0], in_square.col[0]) == (30, 30)
     assert 6 * height == pytest.approx(anywhere.distance[0]) and anywhere.distance[0] < in_square.distance[0]
+
+
+def test_the_chance_of_a_hotspot_is_how_often_a_count_so_known_reaches_nu() -> None:
+    random, mean, deviation = np.random.default_rng(0), np.array([30.0, 4.0, 40.0, 3.0]), np.array([9.0, 3.0, 2.0, 1.7])
+    least = np.array([26.0, 6.0, 41.0, 3.0])
+    drawn = plausible(Denoised(np.tile(mean, (200_000, 1, 1)), np.tile(deviation, (200_000, 1, 1))), random)
+    assert chance_of(mean, deviation, least) == pytest.approx((drawn[:, 0] >= least).mean(0), abs=0.01)
+    assert (np.diff(chance_of(np.full(50, 5.0), np.full(50, 4.0), np.arange(1.0, 51))) < 0).all()
+
+
+def test_a_hotspot_comes_with_its_chance_in_units_of_the_sample() -> None:
+    values = np.zeros((1, 5, 5))
+    values[0, 2, 2] = 60.0
+    known = dataclasses.replace(release_of(values, gamma=3.0), deviation_slices=np.full((1, 5, 5), 6.0))
+    found = hotspots(known, 40.05, -73.95, 45, 1e5)
+    assert found.chance.tolist() == [pytest.approx(float(chance_of(np.array([20.0]), np.array([6.0]), np.array([15.0]))[0]))]
+    assert 0.5 < found.chance[0] < 0.95
+    silent = dataclasses.replace(known, deviation_slices=None)
+    assert np.isnan(hotspots(silent, 40.05, -73.95, 45, 1e5).chance).all()
+    assert np.isnan(hotspots(known, 40.05, -73.95, 100, 1e5).chance).all()
 
 
 def test_where_no_cell_is_hot_there_is_no_hotspot() -> None:

@@ -18,7 +18,7 @@ from math import exp, sqrt
 import numpy as np
 import torch
 from scipy.signal import lfilter
-from scipy.special import gammaln, pdtrc
+from scipy.special import gammaln
 
 REACH = 45
 """Scales of noise beyond which a draw does not happen: exp(-45)."""
@@ -144,27 +144,6 @@ def posterior(log_prior: torch.Tensor, noisy: torch.Tensor, tables: Tables) -> P
 def log_evidence(log_prior: torch.Tensor, noisy: torch.Tensor, tables: Tables) -> torch.Tensor:
     """log P(y) of each cell: what training maximises. `log_prior` is (cell, rate)."""
     return torch.logsumexp(log_prior + tables.log_likelihood[tables.rows(noisy)], 1)
-
-
-def at_least(least: int, log_prior: torch.Tensor, noisy: torch.Tensor, tables: Tables) -> torch.Tensor:
-    """P(count >= least) of each cell given its noisy value; `log_prior` is (rate, cell).
-
-    For one rate: the tail of the Poisson law tilted by the noise on either side of y. Counts are added up explicitly.
-    """
-    values = noisy.numpy().astype(np.int64)
-    different, where = np.unique(values, return_inverse=True)
-    a = exp(-1 / tables.scale)
-    count = np.arange(int(tables.rates[-1] + 8 * sqrt(tables.rates[-1]) + 20) + 1)
-    noise = (1 - a) / (1 + a) * a ** np.abs(different[:, None] - count[None, :])
-    chances = np.empty((len(different), len(tables.rates)))
-    for j, rate in enumerate(tables.rates):
-        poisson = np.exp(count * np.log(rate) - rate - gammaln(count + 1)) if rate > 0 else (count == 0).astype(float)
-        joint = noise * poisson
-        total = joint.sum(1)
-        certain = np.where(count >= least, 1.0, 0.0)
-        chances[:, j] = np.where(total > 0, joint @ certain / np.maximum(total, 1e-300), pdtrc(least - 1, rate))
-    weight = torch.softmax(log_prior + tables.log_likelihood[tables.rows(noisy)].t(), 0)
-    return (weight * torch.from_numpy(chances[where].T).to(weight.dtype)).sum(0)
 
 
 def deconvolve(values: np.ndarray, counts: np.ndarray, tables: Tables, rounds: int = 2_000) -> np.ndarray:

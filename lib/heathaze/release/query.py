@@ -31,7 +31,7 @@ from heathaze.release.forecast import theta
 from heathaze.release.publish import Published, find_release, releases, squares_of
 from heathaze.release.squares import BY, Squares, unpack
 from heathaze.release.sums import box_sums, prefix_sum, share_powers, whole_sums
-from heathaze.release.uncertainty import NORMAL, ErrorModel, NoiseLaw
+from heathaze.release.uncertainty import NORMAL, ErrorModel, NoiseLaw, chance_of
 from heathaze.tables import Tables
 
 if TYPE_CHECKING:
@@ -449,6 +449,8 @@ class Hotspots:
     col: np.ndarray
     slice: np.ndarray
     """Where the cell has several, the one with the largest value."""
+    chance: np.ndarray
+    """That the cell's count there is nu at least, as the denoiser knows it; NaN where it does not say how sure it is."""
 
     @property
     def is_found(self) -> np.ndarray:
@@ -466,7 +468,7 @@ def hotspots(
     noisy: bool = False,
     label: Label = _no_label,
 ) -> Hotspots:
-    """The cell nearest to each point that has at least `nu` events in some slice.
+    """The cell nearest to each point that has at least `nu` events in some slice, and the chance that it truly has.
 
     Looked for in a square around the point, with its side in metres, and in the slices that meet the time from `start` to `end`.
     """
@@ -483,7 +485,7 @@ def hotspots(
         for level in np.unique(levels[in_span]):
             here = in_span & (levels == level)
             cells[here] = _nearest(release.grid, highest >= level, points[here], side[here] / 2)
-    return _describe(release.grid, values, cells, points, spans)
+    return _describe(release, values, cells, points, spans, None if noisy else levels)
 
 
 def _nearest(grid: Grid, is_hot: np.ndarray, points: np.ndarray, half: np.ndarray) -> np.ndarray:
@@ -512,8 +514,11 @@ def _centres(grid: Grid, cells: np.ndarray) -> np.ndarray:
     return np.stack([(cells // grid.cols + 0.5) * sides[0], (cells % grid.cols + 0.5) * sides[1]], axis=1)
 
 
-def _describe(grid: Grid, values: np.ndarray, cells: np.ndarray, points: np.ndarray, spans: np.ndarray) -> Hotspots:
-    is_found = cells >= 0
+def _describe(
+    release: Release, values: np.ndarray, cells: np.ndarray, points: np.ndarray, spans: np.ndarray, levels: np.ndarray | None
+) -> Hotspots:
+    """What is known of the found cells; chances only where levels are given."""
+    grid, is_found = release.grid, cells >= 0
     distance = np.sqrt(np.square(_centres(grid, cells) - points).sum(1))
     row, col = cells // grid.cols, cells % grid.cols
     slices, highest = np.full(len(cells), -1), np.full(len(cells), np.nan)
@@ -524,7 +529,13 @@ def _describe(grid: Grid, values: np.ndarray, cells: np.ndarray, points: np.ndar
     lat = grid.south + (row + 0.5) / grid.rows_per_degree
     lon = grid.west + (col + 0.5) / grid.cols_per_degree
     distance, lat, lon = (np.where(is_found, value, np.nan) for value in (distance, lat, lon))
-    return Hotspots(distance, lat, lon, highest, np.where(is_found, row, -1), np.where(is_found, col, -1), slices)
+    row, col, chance = np.where(is_found, row, -1), np.where(is_found, col, -1), np.full(len(cells), np.nan)
+    if levels is not None and release.deviation_slices is not None:
+        for number in np.unique(slices[is_found]):
+            here = slices == number
+            deviation = release.deviation_slices[number][row[here], col[here]]
+            chance[here] = chance_of(highest[here] / release.gamma, deviation, levels[here] / release.gamma)
+    return Hotspots(distance, lat, lon, highest, row, col, slices, chance)
 
 
 def chain(tables: Tables, name: str = "latest", nights: int | None = None, spark: SparkSession | None = None) -> list[Published]:

@@ -92,6 +92,23 @@ def _exact_quantiles(scale: Fraction) -> np.ndarray:
     return quantiles
 
 
+def chance_of(mean: np.ndarray, deviation: np.ndarray, least: np.ndarray) -> np.ndarray:
+    """Chances that counts of these means and deviations are at least `least`.
+
+    The law is that of a plausible truth in a rehearsal: Poisson with a rate that varies by a gamma law where the deviation is
+    above Poisson's, and normal for large counts that are known better than that. Two moments are not a whole posterior: chances
+    near a half may be off by a tenth.
+    """
+    from scipy.special import betainc, ndtr, pdtrc
+
+    mean, variance, wanted = np.maximum(mean, 1e-9), np.square(deviation), np.maximum(np.ceil(least - 1e-9), 1)
+    varies = variance > mean * (1 + 1e-6)
+    wider = np.where(varies, variance, 2 * mean)
+    mixed = betainc(wanted, mean**2 / (wider - mean), 1 - mean / wider)
+    near = ndtr((mean - wanted + 0.5) / np.maximum(deviation, 1e-9))
+    return np.asarray(np.where(varies, mixed, np.where(mean > 20, near, pdtrc(wanted - 1, mean))))
+
+
 class Rehearsal(NamedTuple):
     """One run of the denoiser on public counts. Tensors are slices x rows x cols, in units of the bounded sample."""
 
