@@ -73,10 +73,10 @@ def select_block(n: float, epsilon: float, unit: int, grid: tuple[int, int]) -> 
 def select_totals(side: int) -> Decimal:
     """The share of epsilon for the totals of slices where blocks of this side are measured.
 
-    Where single cells can be told apart, they need it more. Where blocks stand for them, there is nothing small to be seen, and
-    large boxes gain from totals more than small ones lose.
+    Where single cells can be told apart, they need it more. The larger the blocks that stand for them, the less there is to be
+    seen of small boxes, and the more large ones gain from totals: a fiftieth for every doubling, up to a tenth.
     """
-    return Decimal("0.1") if side > 1 else Decimal("0.02")
+    return Decimal("0.02") * min(5, 1 + round(log2(side)))
 
 
 def block_sums(counts: np.ndarray, side: int) -> np.ndarray:
