@@ -20,8 +20,8 @@ from heathaze.collect import entropy
 from heathaze.collect.entropy import (
     CELLS,
     CHUNK,
-    SAMPLE_SIZE,
     SELF_CHECK,
+    TOTALS,
     DiscreteLaplace,
     NoiseKey,
     draw_single,
@@ -370,7 +370,7 @@ def test_sign_and_magnitude_and_neighbouring_draws_are_not_related(four_million)
 
 
 def test_words_are_aes_256_of_domain_and_counter():
-    domain, blocks = SAMPLE_SIZE, 5
+    domain, blocks = TOTALS, 5
     counters = b"".join(domain.to_bytes(4, "big") + i.to_bytes(12, "big") for i in range(blocks))
     stream = Cipher(AES(SECRET), ECB()).encryptor().update(counters)
     assert KEY.words(domain, 0, 2 * blocks).tolist() == np.frombuffer(stream, "<u8").tolist()
@@ -406,10 +406,10 @@ def test_draws_stay_what_they_were():
 
 
 def test_another_domain_or_key_draws_other_noise():
-    domains = [entropy.CELLS, entropy.SAMPLE_SIZE, entropy.EVENT_COUNT, entropy.SALT, entropy.SELF_CHECK]
+    domains = [entropy.CELLS, entropy.TOTALS, entropy.EVENT_COUNT, entropy.SALT, entropy.SELF_CHECK]
     streams = [KEY.words(domain + odd, 0, 1_000) for domain in domains for odd in (0, 1)] + [key_number(1).words(CELLS, 0, 1_000)]
     assert len(np.unique(np.concatenate(streams))) == 1_000 * len(streams)
-    for other in (sampler(NIGHTLY).sample(KEY, SAMPLE_SIZE, 0, 10_000), draws(NIGHTLY, 10_000, key_number(1))):
+    for other in (sampler(NIGHTLY).sample(KEY, TOTALS, 0, 10_000), draws(NIGHTLY, 10_000, key_number(1))):
         assert abs(np.corrcoef(other, draws(NIGHTLY, 10_000))[0, 1]) < 0.05
 
 
@@ -422,13 +422,14 @@ def test_a_fresh_key_is_never_the_last_one():
 
 def test_a_single_draw_is_the_first_draw_of_the_table():
     for i in range(150):
-        assert draw_single(NIGHTLY, key_number(i), SAMPLE_SIZE) == sampler(NIGHTLY).sample(key_number(i), SAMPLE_SIZE, 0, 1)[0]
+        assert draw_single(NIGHTLY, key_number(i), TOTALS) == sampler(NIGHTLY).sample(key_number(i), TOTALS, 0, 1)[0]
+        assert draw_single(NIGHTLY, key_number(i), TOTALS, 5) == sampler(NIGHTLY).sample(key_number(i), TOTALS, 5, 1)[0]
 
 
 @pytest.mark.parametrize("scale", [10**6, 10**9])
 def test_single_draws_at_a_huge_scale_have_the_quantiles_of_the_law(scale):
     count = 1_500
-    found = np.array([draw_single(Fraction(scale), key_number(i), SAMPLE_SIZE) for i in range(count)], dtype=float)
+    found = np.array([draw_single(Fraction(scale), key_number(i), TOTALS) for i in range(count)], dtype=float)
     assert stats.kstest(found / scale, "laplace").pvalue > 1e-3
     assert stats.kstest(np.abs(found) / scale, "expon").pvalue > 1e-3
     for wrong in (0.8, 1.25):
