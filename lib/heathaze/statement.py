@@ -61,8 +61,9 @@ def advice(policy: Policy) -> list[str]:
             f"Advice: for {declared:,} events under this noise, blocks of {side} x {side} cells are expected to tell more than "
             f'blocks of {policy.grid.block} x {policy.grid.block}: give grid.block = "auto".'
         )
-    wanted = select_totals(max(side, policy.grid.block))
-    if privacy.shares.totals < wanted:
+    measured = max(side, policy.grid.block)
+    wanted = select_totals(measured)
+    if measured > 1 and privacy.shares.totals < wanted:
         found.append(
             "Advice: where blocks stand for cells, large boxes are expected to gain more from the totals of slices than small "
             f"ones lose: give privacy.shares.totals = {wanted}, at the expense of histogram."

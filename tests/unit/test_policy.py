@@ -455,7 +455,8 @@ def test_a_larger_share_for_totals_is_advised_where_blocks_stand_for_cells_and_o
     wanted = Decimal(re.findall(r"privacy.shares.totals = ([\d.]+\d)", found)[0])
     assert Decimal("0.02") < wanted == select_totals(select_block(1000, 1.0, 3, (64, 64))) <= Decimal("0.1")
     assert advice(parse_policy(edited(*rows, with_shares(str(1 - wanted), str(wanted))))) == []
-    assert advice(parse_policy(edited(("epsilon = 1.0", "epsilon = 5.0")))) == []
+    for shares in (with_shares("0.98", "0.02"), with_shares("0.99", "0.01")):
+        assert advice(parse_policy(edited(("epsilon = 1.0", "epsilon = 5.0"), shares))) == []
 
 
 def test_blocks_leave_at_least_sixteen_along_a_side():
