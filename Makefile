@@ -7,6 +7,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= demo
+WORKERS ?= 2
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 
 .PHONY: help setup run test check format bench clean lock prerequisites
@@ -19,8 +20,8 @@ setup: prerequisites $(VENV)/.packages $(VENV)/.horovod $(VENV)/.jars  ## virtua
 run: setup  ## release one night of a synthetic city, end to end
 	@$(BIN)/heathaze demo --tables $(DEMO)
 
-test: setup  ## all tests
-	@$(BIN)/python -m pytest tests
+test: setup  ## all tests, in two processes (WORKERS=1: in one)
+	@$(BIN)/python -m pytest tests -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: setup  ## ruff and mypy
 	@$(BIN)/ruff check lib jobs tests setup.py
@@ -52,8 +53,8 @@ $(VENV)/bin/uv:
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 
 $(VENV)/.packages: requirements.lock setup.py | $(VENV)/bin/uv
-	@echo "installing the locked packages (about 1 minute, 5 GB)"
-	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv pip install --quiet pip -r requirements.lock
+	@echo "installing and compiling the locked packages (about 2 minutes, 5 GB)"
+	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv pip install --quiet --compile-bytecode pip -r requirements.lock
 	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -66,7 +67,7 @@ $(VENV)/.horovod: conf/bundle/install_horovod.sh $(VENV)/.packages
 	fi
 	@touch $@
 
-$(VENV)/.jars: $(VENV)/.packages
-	@echo "fetching Delta's jar"
+$(VENV)/.jars: lib/heathaze/session.py $(VENV)/.packages
+	@echo "fetching Delta's jar, and keeping the classes that Spark loads"
 	@$(BIN)/python -m heathaze.session
 	@touch $@

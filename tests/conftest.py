@@ -13,6 +13,8 @@ from pyspark.sql import SparkSession
 from heathaze.policy import Policy, parse_policy
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"  # processes of tests side by side would fight for the cores
 ROOT = Path(__file__).resolve().parents[1]
 
 POLICY = """
@@ -56,13 +58,13 @@ def toy_policy() -> Callable[..., Policy]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The one local session."""
-    from heathaze.session import start_spark
+    from heathaze.session import java_options, start_spark
 
     session = start_spark(
         **{
             "spark.sql.shuffle.partitions": "2",
             "spark.default.parallelism": "2",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+            "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 {java_options()}",
         }
     )
     yield session
@@ -70,28 +72,14 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], dict[str, str]]:
-    """Environments in which the many short processes of these tests start fast and leave nothing behind.
+def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which the many short processes of these tests start fast."""
+    from heathaze.session import java_options
 
-    The first run writes an archive of the classes that its JVM has loaded, if it comes to its end; the later ones start from it.
-    """
-    place = tmp_path_factory.mktemp("quick")
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    archive, begun = place / "classes.jsa", []
-
-    def environment() -> dict[str, str]:
-        java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
-        if archive.exists():
-            java += f" -XX:SharedArchiveFile={archive}"
-        elif not begun:
-            java += f" -XX:ArchiveClassesAtExit={archive}"
-        begun.append(java)
-        return {
-            **kept,
-            "PYTHONPYCACHEPREFIX": str(place / "compiled"),
-            "PYSPARK_SUBMIT_ARGS": f"--driver-java-options '{java}' pyspark-shell",
-            "SPARK_LOCAL_DIRS": str(place / "scratch"),
-            "OMP_NUM_THREADS": "1",
-        }
-
-    return environment
+    java = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {java_options()}"
+    return {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
+        "PYSPARK_SUBMIT_ARGS": f"--driver-java-options '{java}' pyspark-shell",
+        "SPARK_LOCAL_DIRS": str(tmp_path_factory.mktemp("scratch")),
+        "OMP_NUM_THREADS": "1",
+    }

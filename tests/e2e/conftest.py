@@ -13,14 +13,14 @@ from heathaze import cli
 
 
 @pytest.fixture(scope="module")
-def start(quick: Callable[[], dict[str, str]]) -> Iterator[Callable[..., Run]]:
+def start(quick: dict[str, str]) -> Iterator[Callable[..., Run]]:
     """Starts `heathaze` with these arguments; whatever is still going at the end is killed."""
     runs: list[Run] = []
 
     def start_one(*arguments: str) -> Run:
         words = [sys.executable, "-m", "heathaze.cli", *arguments]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        runs.append(Run(subprocess.Popen(words, start_new_session=True, env=quick(), **pipes)))
+        runs.append(Run(subprocess.Popen(words, start_new_session=True, env=quick, **pipes)))
         return runs[-1]
 
     try:

@@ -1,11 +1,10 @@
 """`heathaze release` killed at random moments, run twice at once, on a full or read-only disk, over tables of an older version.
 
-Twenty real `kill -9` hit the whole process group, JVM included, of the real command. Sixteen moments are drawn from the timeline
-of a run that was left alone, first the step and then a moment of it, so that short steps are hit as often as long ones: eight up
-to the noise, where two chains of runs each go on from what the kill before left behind, and eight after it, each from a copy of
-one night that is collected and no more. The last four come right after the commit of each stage that follows the noise. After
-every kill the same command runs to its end on a copy of what was left, in this process and its Spark session, and its result is
-checked.
+Ten real `kill -9` hit the whole process group, JVM included, of the real command. Six moments are drawn from the timeline of a
+run that was left alone, first the step and then a moment of it, so that short steps are hit as often as long ones: four up to the
+noise, where two chains of runs each go on from what the kill before left behind, and two after it, each from a copy of one night
+that is collected and no more. The last four come right after the commit of each stage that follows the noise. After every kill
+the same command runs to its end on a copy of what was left, in this process and its Spark session, and its result is checked.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ pytestmark = pytest.mark.timeout(900)
 DAY_BEFORE = "2026-11-13"
 NOISE = "drawing noise"
 """The last step that touches people's data."""
-UNTIL_NOISE, AFTER_NOISE = 5, 5
+UNTIL_NOISE, AFTER_NOISE = 4, 2
 """Kills at random moments."""
 COMMITS = {"denoised": 1, "refined": 1, "verdicts": 2, "releases": 1}
 """The version of each table after the noise with its last commit; of the two verdicts, the first is about the events' shape."""
