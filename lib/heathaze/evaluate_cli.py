@@ -101,6 +101,6 @@ def _intervals(
     found = []
     for name, epsilon in product(arguments.intervals, epsilons):
         say(f"intervals of {name}, epsilon {epsilon}")
-        held = coverage(events, policy, epsilon, name, seed=0, queries=arguments.queries)
+        held = coverage(events, policy, epsilon, name, arguments.seeds, arguments.queries)
         found += [{"method": name, "epsilon": str(epsilon), "boxes": kind, **asdict(one)} for kind, one in held.items()]
     return found

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from itertools import product
@@ -21,10 +21,10 @@ import numpy as np
 
 from heathaze.errors import InputError
 from heathaze.evaluate.events import Events, bounded, counts_of
-from heathaze.evaluate.learned import BLOCKS, DENOISERS, denoise, learned_methods, plan_of
+from heathaze.evaluate.learned import BLOCKS, DENOISERS, Look, denoise, learned_methods, look_again, plan_of
 from heathaze.evaluate.meter import Meter, Method
 from heathaze.evaluate.methods import INFO
-from heathaze.evaluate.workloads import draw_workload, score
+from heathaze.evaluate.workloads import Workload, draw_workload, score
 from heathaze.learn.denoiser import noise_variance
 from heathaze.learn.families import season_of
 from heathaze.policy import MAX_SCALE, Policy
@@ -190,18 +190,28 @@ class Held:
     """Share of boxes whose interval has room for at most one whole number: counts leave it no narrower."""
 
 
-def coverage(events: Events, policy: Policy, epsilon: Decimal, method: str, seed: int, queries: int = 5_000) -> dict[str, Held]:
-    """How the 90 % intervals of a denoiser hold, for each kind of box; event level.
+def coverage(events: Events, policy: Policy, epsilon: Decimal, method: str, seeds: int, queries: int = 5_000) -> dict[str, Held]:
+    """How the 90 % intervals of a denoiser hold on average over draws of noise and questions, for each kind of box; event level.
 
-    The interval is made as a release makes it: from a rehearsal on the noisy tensor, without the truth.
+    The interval is made as a release makes it: from a rehearsal on the noisy tensor, without the truth. What was trained on the
+    first draw denoises the others too, as the nights after a training are.
     """
     grid = policy.grid.fine()
     truth = counts_of(events, (policy.period.slices, grid.rows, grid.cols))
     check(policy, [method], [epsilon], ["event"], [method])
-    look = denoise(policy, method, truth, Meter(Fraction(epsilon), 1, seed))
+    look: Look | None = None
+    drawn: list[dict[str, Held]] = []
+    for seed in range(seeds):
+        meter = Meter(Fraction(epsilon), 1, seed)
+        look = look_again(look, truth, meter) if look else denoise(policy, method, truth, meter)
+        workload = draw_workload(truth, grid, season_of(policy), queries, seed)
+        drawn.append(_held(look, truth, workload, policy, seed))
+    return {kind: Held(*np.mean([astuple(one[kind]) for one in drawn], axis=0).tolist()) for kind in drawn[0]}
+
+
+def _held(look: Look, truth: np.ndarray, workload: Workload, policy: Policy, seed: int) -> dict[str, Held]:
     noisy, found, plan = look.noisy, look.found, look.plan
     model = rehearse(found, noisy, Scales(plan.scale, plan.total_scale or plan.scale), look.again, policy.refine, seed)
-    workload = draw_workload(truth, grid, season_of(policy), queries, seed)
     published, noised, exactly = (prefix_sum(tensor) for tensor in (finish(found.values, policy.refine), noisy, truth))
     squares = None if found.deviation is None else prefix_sum(found.deviation, 2)
     held = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from heathaze.learn.training import Learner, TrainSettings, train
 from heathaze.learn.vqvae_training import RESOLUTIONS, VQVAELearner, denoise_slice
 from heathaze.policy import Policy
 from heathaze.release.refine import finish
-from heathaze.release.rehearsal import Again
 from heathaze.rho import block_sums, select_block, select_totals, spread_evenly
 
 Denoise = Callable[[np.ndarray], Denoised]
@@ -61,8 +60,8 @@ class Look:
     plan: Plan
     noisy: np.ndarray
     found: Denoised
-    again: Again
-    """The same denoising of other measurements."""
+    again: Callable[[np.ndarray, Totals | None], Denoised]
+    """The same denoising of other measurements; totals are None where none are measured."""
 
 
 def learned_methods(policy: Policy) -> dict[str, Method]:
@@ -98,21 +97,29 @@ def plan_of(policy: Policy, name: str, epsilon: Fraction, unit: int) -> Plan:
 
 
 def denoise(policy: Policy, name: str, counts: np.ndarray, meter: Meter) -> Look:
-    """Measure for all of the meter's epsilon, and denoise what was measured.
-
-    Every event lies in one cell, one block and one slice, so that each of these costs what cells cost.
-    """
+    """Measure for all of the meter's epsilon, train, and denoise what was measured."""
     plan = plan_of(policy, name, meter.epsilon, meter.unit)
-    noisy = meter.laplace(block_sums(counts, plan.side), meter.unit / plan.scale).astype(np.int32)
+    noisy, totals = _measured(plan, counts, meter)
     ready = prepare(policy, "bayes" if name == BLOCKS else name, noisy, plan.scale)
-    if plan.total_scale is None:
-        return Look(plan, noisy, ready(noisy), lambda tensor, totals: ready(tensor))
-    totals = Totals(meter.laplace(counts.sum((1, 2)), meter.unit / plan.total_scale), plan.total_scale)
 
-    def again(tensor: np.ndarray, totals: Totals) -> Denoised:
-        return settle_totals(ready(tensor), totals)
+    def again(tensor: np.ndarray, totals: Totals | None) -> Denoised:
+        return ready(tensor) if plan.total_scale is None or totals is None else settle_totals(ready(tensor), totals)
 
     return Look(plan, noisy, again(noisy, totals), again)
+
+
+def look_again(look: Look, counts: np.ndarray, meter: Meter) -> Look:
+    """Measure anew and denoise that as before, without another training: as nights do that use the model of an earlier one."""
+    noisy, totals = _measured(look.plan, counts, meter)
+    return replace(look, noisy=noisy, found=look.again(noisy, totals))
+
+
+def _measured(plan: Plan, counts: np.ndarray, meter: Meter) -> tuple[np.ndarray, Totals | None]:
+    """Every event lies in one cell, one block and one slice, so that each of these costs what cells cost."""
+    noisy = meter.laplace(block_sums(counts, plan.side), meter.unit / plan.scale).astype(np.int32)
+    if plan.total_scale is None:
+        return noisy, None
+    return noisy, Totals(meter.laplace(counts.sum((1, 2)), meter.unit / plan.total_scale), plan.total_scale)
 
 
 def prepare(policy: Policy, name: str, noisy: np.ndarray, scale: Fraction) -> Denoise:

@@ -3,10 +3,10 @@
 `Context` gathers what is known around a cell: its neighbours in the slice, the other slices, and earlier nights, each at several
 widths and each in units of its own noise. `ContextNet` turns that into a prior over the ladder of rates.
 
-Blindness is exact, to the bit. All sums are of whole numbers in float64, which do not round, so taking a cell's own value out
-of a sum leaves no trace of it. The same slice comes in through one layer of sums with a hole in the centre, and nothing after it
-mixes cells. Where weights of other slices are fitted to the slice itself, those of a cell come from cells of the other colour of
-a chessboard.
+Blindness is exact, to the bit, for counts up to ten million. All sums are of whole numbers in float64, which do not round, so
+taking a cell's own value out of a sum leaves no trace of it. The same slice comes in through one layer of sums with a hole in
+the centre, and nothing after it mixes cells. Where weights of other slices are fitted to the slice itself, those of a cell come
+from cells of the other colour of a chessboard.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ NARROW = 3
 FEW = 5
 """So many cells are added up one by one, which is faster than running sums of them."""
 
+EXACT = 2**24
+"""Whole numbers below it do not round in float32."""
+
 WARM = 20_000
 """Cells of one colour, the warmest, on which the weights of other slices are fitted."""
 
@@ -45,7 +48,7 @@ SOURCES = ("history", "weekday", "last")
 
 
 class ContextNet(nn.Module):
-    """Features of cells (features, cells) in, logarithms of the prior (rates, cells) out."""
+    """Features of cells (features, cells) in, logarithms of the prior (cells, rates) out."""
 
     rates: torch.Tensor
     uses: torch.Tensor
@@ -79,7 +82,7 @@ class ContextNet(nn.Module):
         x = features
         for layer in (self.first, self.second):
             x = nn.functional.gelu(torch.addmm(layer.bias[:, None], layer.weight, x))
-        return torch.log_softmax(torch.addmm(self.last.bias[:, None], self.last.weight, x), 0)
+        return torch.log_softmax(torch.addmm(self.last.bias, x.t(), self.last.weight.t()), 1)
 
 
 @dataclass(frozen=True)
@@ -115,13 +118,17 @@ class Context:
         self._wide_sums = {width: kernel.sums(self._sum) for width, kernel in self._kernels.items()}
         self._season = season if self.slices >= 2 * season else 0
         self._narrow = self._widths[:NARROW]
-        self._cached: dict[int, np.ndarray] = {}
+        # Of every slice by width, 0 for the cells themselves; and of all slices of one phase of the season.
+        self._images = {0: tonight}
         if self.slices > 2:
-            self._cached = {width: _sums_of_slices(self._kernels[width], tonight) for width in self._narrow}
+            self._images |= {width: _sums_of_slices(self._kernels[width], tonight) for width in self._narrow}
+        self._exact = {width for width, sums in self._images.items() if width and np.abs(sums).max() < EXACT}
+        self._phases = {width: _sums_of_phases(sums, self._season) for width, sums in self._images.items()}
         kinds = _kinds([night for night in earlier if night.noisy.shape == tonight.shape])
         self._earlier = {name: _added(nights) for name, nights in kinds.items() if name in sources}
         self._nights = [night.noisy for night in kinds["history"][:ALIKE]] if "history" in self._earlier else []
         self._flat = tonight.reshape(self.slices, -1).astype(np.float32)
+        self._chess = np.add.outer(np.arange(self._height), np.arange(self._width)) % 2 == 0
         self.names = [name for name, _, _ in self._gather(0)]
 
     @property
@@ -133,9 +140,8 @@ class Context:
         gathered = self._gather(number)
         out = torch.empty((len(gathered), self._height * self._width), dtype=torch.float32)
         for row, (_, value, variance) in zip(out, gathered, strict=True):
-            row.copy_(torch.from_numpy(np.ascontiguousarray(value)).reshape(-1))
-            row.mul_(1 / sqrt(variance))
-            row.copy_(torch.copysign(torch.log1p(row.abs()), row))
+            torch.mul(torch.from_numpy(np.ascontiguousarray(value)).reshape(-1), 1 / sqrt(variance), out=row)
+            torch.copysign(row.abs().log1p_(), row, out=row)
         return out
 
     def heat(self, number: int) -> np.ndarray:
@@ -149,11 +155,17 @@ class Context:
         spread = sqrt(self._noise * max(1, self.slices - 1) * kernel.squares)
         return np.maximum(image / spread - 1, 0).ravel()
 
+    def _own(self, width: int, number: int) -> np.ndarray:
+        """Sums of one slice, without rounding."""
+        if width in self._exact:
+            return self._images[width][number].astype(np.float64)
+        return self._kernels[width].sums(self._tonight[number])
+
     def _gather(self, number: int) -> list[tuple[str, np.ndarray, float]]:
         """Name, value and noise variance of each feature of one slice."""
         noise, own = self._noise, self._tonight[number].astype(np.float64)
         found: list[tuple[str, np.ndarray, float]] = []
-        own_sums = {width: kernel.sums(own) for width, kernel in self._kernels.items()}
+        own_sums = {width: self._own(width, number) for width in self._kernels}
         for place, width in enumerate(self._widths):
             kernel = self._kernels[width]
             found.append(
@@ -183,15 +195,18 @@ class Context:
         if others + len(self._nights) > 1:
             found += self._alike(number)
         if others > 1:
-            found += self._slices("near", [number - 1, number + 1], 2)
-            around = [q for q in range(max(0, number - 6), min(self.slices, number + 7)) if q != number]
-            weights = 0.75 ** np.abs(np.array(around) - number)
+            near = [q for q in (number - 1, number + 1) if 0 <= q < self.slices]
+            found += self._slices("near", len(near), lambda width: sum(self._images[width][q] for q in near), 2)
+            first, stop = max(0, number - 6), min(self.slices, number + 7)
+            weights = np.where(np.arange(first, stop) == number, 0, 0.75 ** np.abs(np.arange(first, stop) - number))
             weights /= weights.sum()
-            decayed = sum(weight * self._tonight[q] for weight, q in zip(weights, around, strict=True))
+            # The slice itself has the weight 0, which leaves no trace of it.
+            decayed = weights.astype(np.float32) @ self._flat[first:stop]
             found.append(("decayed", decayed, noise * float(np.sum(weights**2))))
         if self._season:
-            same = [q for q in range(number % self._season, self.slices, self._season) if q != number]
-            found += self._slices("season", same, 3)
+            phase = number % self._season
+            count = len(range(phase, self.slices, self._season)) - 1
+            found += self._slices("season", count, lambda width: self._phases[width][phase] - self._images[width][number], 3)
         for name, nights in self._earlier.items():
             found += self._before(name, nights, number, None if name == "history" else 2)
         return found
@@ -209,37 +224,34 @@ class Context:
         for image in nights:
             mean = mean + image
         heat = np.maximum(mean / count - 2 * sqrt(share), 0)
-        chess = np.add.outer(np.arange(self._height), np.arange(self._width)) % 2 == 0
-        kept = np.arange(self.slices) != number
+        others = np.delete(np.arange(self.slices), number)
         images = []
-        for colour in (chess, ~chess):
+        for colour in (self._chess, ~self._chess):
             warm = _warmest(np.where(colour.ravel(), 0, heat))
-            seen = np.concatenate([self._flat[:, warm][kept], *(image[None, warm] for image in nights)])
+            seen = np.concatenate([self._flat[others[:, None], warm], *(image[None, warm] for image in nights)])
             weights = _fitted(self._tonight[number].ravel()[warm], seen, heat[warm])
             # The slice itself has the weight 0, which leaves no trace of it.
             image = np.insert(weights[: self.slices - 1], number, 0).astype(np.float32) @ self._flat
             for weight, other in zip(weights[self.slices - 1 :], nights, strict=True):
                 image += np.float32(weight) * other
             noise = sqrt(max(self._noise * float(weights @ weights), 1e-3 * share))
-            images.append(image.reshape(self._height, self._width) / noise)
-        found = [("alike", np.where(chess, images[0], images[1]), 1.0)]
+            images.append(image.reshape(self._height, self._width) / np.float32(noise))
+        found = [("alike", np.where(self._chess, *images), 1.0)]
         for place, width in enumerate(self._narrow):
             kernel = self._kernels[width]
-            means = [kernel.mean(kernel.sums(image)) for image in images]
-            found.append((f"alike {place}", np.where(chess, means[0], means[1]), kernel.variance()))
+            sums = [kernel.sums(image, np.float32) for image in images]
+            found.append((f"alike {place}", kernel.mean(np.where(self._chess, *sums)), kernel.variance()))
         return found
 
-    def _slices(self, name: str, wanted: list[int], widths: int) -> list[tuple[str, np.ndarray, float]]:
-        """The mean of some other slices, at the centre and at narrow widths."""
-        chosen = [q for q in wanted if 0 <= q < self.slices]
-        share = self._noise / max(1, len(chosen))
-        shape = (self._height, self._width)
-        centre = self._tonight[chosen].mean(0) if chosen else np.zeros(shape)
-        found = [(name, centre, share)]
+    def _slices(
+        self, name: str, count: int, total: Callable[[int], np.ndarray], widths: int
+    ) -> list[tuple[str, np.ndarray, float]]:
+        """The mean of so many other slices, at the centre and at narrow widths, from what they add up to at a width."""
+        share = self._noise / count
+        found = [(name, total(0) / count, share)]
         for place, width in enumerate(self._narrow[:widths]):
             kernel = self._kernels[width]
-            total = self._cached[width][chosen].mean(0) if chosen else np.zeros(shape)
-            found.append((f"{name} {place}", kernel.mean(total), share * kernel.variance()))
+            found.append((f"{name} {place}", kernel.mean(total(width)) / count, share * kernel.variance()))
         return found
 
     def _before(self, name: str, history: _Added, number: int, widths: int | None) -> list[tuple[str, np.ndarray, float]]:
@@ -352,18 +364,19 @@ class _Tent:
         self._mass = float(line.sum()) ** 2
         self.squares = float((line**2).sum()) ** 2
         """Sum of the squared weights."""
-        self._inside = self.sums(np.ones((height, breadth)))
+        inside = self.sums(np.ones((height, breadth)))
+        self._parts = 1 / inside, 1 / np.maximum(inside - self.centre, 1.0)
 
-    def sums(self, image: np.ndarray) -> np.ndarray:
-        total = np.asarray(image, dtype=np.float64)
+    def sums(self, image: np.ndarray, kind: type = np.float64) -> np.ndarray:
+        """Without rounding only as float64."""
+        total: np.ndarray = np.asarray(image, dtype=kind)
         for axis in (0, 1):
-            for grow in (True, False):
-                total = _box(total, self._width, axis, grow)
+            total = _tent(total, self._width, axis)
         return total
 
     def mean(self, sums: np.ndarray, hole: bool = False) -> np.ndarray:
         """Sums as means over the part of the neighbourhood that lies on the grid."""
-        return sums / np.maximum(self._inside - (self.centre if hole else 0.0), 1.0)
+        return np.asarray(sums * self._parts[hole])
 
     def variance(self, hole: bool = False) -> float:
         """Noise variance of a mean, in units of one cell's."""
@@ -385,21 +398,27 @@ def _sums_of_slices(kernel: _Tent, tensor: np.ndarray) -> np.ndarray:
     return sums
 
 
-def _box(image: np.ndarray, width: int, axis: int, grow: bool) -> np.ndarray:
-    """Running sums of `width` cells along an axis; the first pass grows the image, the second cuts that off again."""
-    pad = [(0, 0), (0, 0)]
-    if width <= FEW:
-        pad[axis] = (width - 1, width - 1) if grow else (0, 0)
-        padded = np.pad(image, pad)
-        size = padded.shape[axis] - width + 1
-        total = _along(padded, axis, 0, size)
-        for start in range(1, width):
-            total = total + _along(padded, axis, start, start + size)
-        return total
-    pad[axis] = (width, width - 1) if grow else (1, 0)
-    running = np.cumsum(np.pad(image, pad), axis=axis)
-    size = running.shape[axis]
-    return _along(running, axis, width, size) - _along(running, axis, 0, size - width)
+def _sums_of_phases(images: np.ndarray, season: int) -> np.ndarray:
+    """Sums of the slices of each phase of a season: whole numbers, which do not round."""
+    return np.stack([images[phase::season].sum(0, dtype=np.float64) for phase in range(season)]) if season else images[:0]
+
+
+def _tent(image: np.ndarray, width: int, axis: int) -> np.ndarray:
+    """Sums along an axis over `width` cells, of sums over `width` cells."""
+    few = width <= FEW
+    for pad in ((width - 1, width - 1), (0, 0)) if few else ((width, width - 1), (1, 0)):
+        size = image.shape[axis] + sum(pad) - width + few
+        shape = [size + width - few if place == axis else side for place, side in enumerate(image.shape)]
+        padded = np.zeros(shape, image.dtype)
+        _along(padded, axis, pad[0], pad[0] + image.shape[axis])[:] = image
+        if few:
+            image = _along(padded, axis, 0, size).copy()
+            for start in range(1, width):
+                image += _along(padded, axis, start, start + size)
+        else:
+            np.cumsum(padded, axis=axis, out=padded)
+            image = _along(padded, axis, width, size + width) - _along(padded, axis, 0, size)
+    return image
 
 
 def _along(image: np.ndarray, axis: int, start: int, stop: int) -> np.ndarray:

@@ -88,7 +88,7 @@ class BayesLearner(Quiet):
     def loss(self, batch: Batch) -> torch.Tensor:
         """Mean of -log P(noisy value | context)."""
         features, noisy = batch
-        return -log_evidence(self.model(features.t()).t(), noisy, self._tables).mean()
+        return -log_evidence(self.model(features.t()), noisy, self._tables).mean()
 
     def score(self) -> tuple[float, float]:
         return blind_error(self.model, *self._check, self._noise)
@@ -107,7 +107,7 @@ class BayesLearner(Quiet):
         for _ in range(WARM_UP):
             chosen = torch.from_numpy(random.integers(0, len(heat), 2_048))
             wanted = priors[group[chosen]]
-            loss = -(wanted * self.model(self._features[chosen].t()).t()).sum(1).mean()
+            loss = -(wanted * self.model(self._features[chosen].t())).sum(1).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -144,7 +144,7 @@ def blind_error(model: ContextNet, features: torch.Tensor, noisy: torch.Tensor, 
     summed = 0.0
     for start in range(0, len(noisy), CHUNK):
         part = slice(start, start + CHUNK)
-        expected = (torch.exp(model(features[part].t())) * rates[:, None]).sum(0)
+        expected = torch.exp(model(features[part].t())) @ rates
         summed += float(((noisy[part] - expected) ** 2 / noise - 1).double().sum())
     return summed, float(len(noisy))
 

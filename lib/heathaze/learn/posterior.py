@@ -123,9 +123,9 @@ SURPRISE = 1e-30
 
 
 def posterior(log_prior: torch.Tensor, noisy: torch.Tensor, tables: Tables) -> Posterior:
-    """Posterior moments of cells; `log_prior` is (rate, cell), `noisy` has one whole number per cell."""
+    """Posterior moments of cells; `log_prior` is (cell, rate), `noisy` has one whole number per cell."""
     row = tables.rows(noisy)
-    prior = torch.exp(log_prior).t().contiguous()
+    prior = torch.exp(log_prior)
     evidence, mean, square = ((prior * table.index_select(0, row)).sum(1) for table in tables.weighted)
     # What the prior holds to be impossible is decided by the likelihood alone.
     likelihood, *moments = (table.index_select(0, row[evidence < SURPRISE]) for table in tables.weighted)
