@@ -286,7 +286,7 @@ def test_what_rehearsals_lack_is_seen_in_the_noisy_sums_of_the_night() -> None:
         without = [judged(blind, night, size, at_records=True) for night in nights]
         found = [judged(model, night, size, at_records=True) for model, night in zip(warned, nights, strict=True)]
         assert np.mean([held(one) for one in without]) < 0.7
-        assert 0.85 <= np.mean([held(one) for one in found]) <= 0.97
+        assert 0.8 <= np.mean([held(one) for one in found]) <= 0.97
         assert np.mean([off(one, "answer") for one in found]) < np.mean([off(one, "answer") for one in without])
 
 

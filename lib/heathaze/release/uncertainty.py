@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import ceil, exp, log2, sqrt
+from math import ceil, copysign, exp, log2, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +35,8 @@ BINS = 6
 """Levels of claimed deviation that are told apart for one size of box, at most."""
 MIXED, COUNTED = 10, 40
 """Places apart from which on estimate and noisy sum are mixed, and from which on quantiles are counted rather than Student's."""
+LEVELS = 4
+"""Levels of claimed deviation that are told apart where reality is compared with rehearsals."""
 TOO_WIDE = 0.92
 """Intervals that hold more than this of both kinds of boxes are made narrower."""
 FLOOR = 1e-6
@@ -169,8 +171,8 @@ class ErrorModel:
         A box anywhere is mostly cold and a box at a record is mostly hot: the interval shall hold both kinds in 90 %.
 
         `tonight` is (noisy, estimate, deviation) of the night that will be asked, in the same units. Where its estimate lies
-        further off its noisy sums than in the rehearsals, the rehearsals were too easy, and what they lack is added to the
-        error of the estimate: the law of the noise is the same in both, so noise does not explain it.
+        further off its noisy sums than in the rehearsals, the rehearsals were too easy, and the errors of their estimates are
+        made larger: the law of the noise is the same in both, so noise does not explain it.
         """
         runs = [Rehearsal(*run) for run in rehearsals]
         if not runs:
@@ -183,10 +185,15 @@ class ErrorModel:
         variance = noise_variance(scale)
         areas, lengths = sorted({size[1] * size[2] for size in ladder}), sorted({size[0] for size in ladder})
         model = cls(variance, np.array(areas), np.array(lengths), *_empty(len(areas), len(lengths)))
+        joined = [
+            _Errors(*(np.concatenate(parts) for parts in zip(*(one[n] for one in drawn), strict=True)))
+            for n in range(len(ladder))
+        ]
+        harder = np.ones(len(areas)) if real is None else _harder(joined, real, ladder, variance)
         for number, (length, rows, cols) in enumerate(ladder):
-            rung = (areas.index(rows * cols), lengths.index(length))
-            whole = _Errors(*(np.concatenate(parts) for parts in zip(*(one[number] for one in drawn), strict=True)))
-            model._learn(rung, whole, None if real is None else real[number], length * rows * cols)
+            area = areas.index(rows * cols)
+            errors = joined[number]._replace(estimate=joined[number].estimate * sqrt(harder[area]))
+            model._learn((area, lengths.index(length)), errors, None if real is None else real[number], length * rows * cols)
         return model
 
     def answer(
@@ -246,10 +253,14 @@ class ErrorModel:
         self.edges[rung][: len(edges)] = edges
         for number in range(len(edges) + 1):
             here = errors.within(edges, number, cells)
-            lack = _Lack() if real is None else _lack(here, real.within(edges, number, cells), self.variance * cells)
             floor = max(float(np.mean(here.estimate**2 - here.claim)), FLOOR * self.variance * cells)
-            found = _judge(here, here.claim + floor, lack, self.variance * cells)
-            for (values, _), value in zip(self._learnt[1:], (*found, (floor + lack.variance) / cells), strict=True):
+            weight, low, high = _judge(here, here.claim + floor, self.variance * cells)
+            if real is not None:
+                bias = weight * _bias(here, real.within(edges, number, cells))
+                spread = sqrt(weight**2 * float(np.mean(here.claim) + floor) + (1 - weight) ** 2 * self.variance * cells)
+                low, high = low - max(bias, 0) / spread, high + max(-bias, 0) / spread
+            found = weight, low, high
+            for (values, _), value in zip(self._learnt[1:], (*found, floor / cells), strict=True):
                 values[rung][number] = value
 
     def _look_up(self, level: np.ndarray, area: np.ndarray, length: np.ndarray) -> np.ndarray:
@@ -342,33 +353,53 @@ def _draw_records(truth: np.ndarray, count: int, random: np.random.Generator) ->
     return np.stack(np.unravel_index(np.minimum(cells, truth.size - 1), truth.shape), axis=1)
 
 
-class _Lack(NamedTuple):
-    """What the error of the estimate has in reality and not in the rehearsals."""
+def _harder(errors: list[_Errors], real: list[_Errors], ladder: list[tuple[int, int, int]], variance: float) -> np.ndarray:
+    """By how much squared errors of tonight's estimate exceed those of rehearsals, for boxes of each area; at least 1.
 
-    bias: float = 0.0
-    sure_bias: float = 0.0
-    """Its size, less two standard errors of it."""
-    variance: float = 0.0
-    """Less two standard errors of it."""
-
-
-def _lack(errors: _Errors, real: _Errors, noise: float) -> _Lack:
-    """What rehearsals lack in one bin, as far as the distances of real estimates from their noisy sums show it.
-
-    For the smallest boxes noise hides most of it; there many rehearsed boxes tell.
+    A plausible truth is as smooth as the estimate that it was drawn from, so a rehearsal may find it easier than reality was.
+    With the error e of the estimate and n of the noisy sum, (e - n)^2 is known of both, n^2 by its law and e n from rehearsals.
+    Boxes of one slice are many enough to tell; what each area says is taken with that of its neighbours, by how sure they are,
+    and with a guess that rehearsals are right, give or take as much as they say.
     """
+    found = [
+        _excess(e, r, variance * rows * cols)
+        for e, r, (length, rows, cols) in zip(errors, real, ladder, strict=True)
+        if length == 1
+    ]
+    excess, trust = np.array(found).T
+    near = [slice(max(0, number - 1), number + 2) for number in range(len(found))]
+    return np.array([1 + max(0.0, float(np.sum(excess[n] * trust[n]) / (1 + np.sum(trust[n])))) for n in near])
+
+
+def _excess(errors: _Errors, real: _Errors, noise: float) -> tuple[float, float]:
+    """By what part real squared errors exceed rehearsed ones in boxes of one size, and one over its standard error."""
     tiles = len(np.unique(real.tile))
-    if tiles < COUNTED:
-        return _Lack()
+    edges = np.unique(np.quantile(errors.claim, np.arange(1, LEVELS) / LEVELS)) if tiles >= LEVELS * COUNTED else np.empty(0)
+    seen, known = 0.0, 0.0
+    for number in range(len(edges) + 1):
+        here, there = errors.within(edges, number, 1), real.within(edges, number, 1)
+        tiles = len(np.unique(there.tile))
+        if tiles < COUNTED or not len(here.estimate):
+            continue
+        square = float(np.mean(here.estimate**2))
+        apart = (there.estimate - there.noisy) ** 2
+        more = float(np.mean(apart)) - noise - square + 2 * float(np.mean(here.estimate * here.noisy))
+        weight = square * tiles / max(float(np.var(apart)), 1e-300)
+        seen, known = seen + weight * more, known + weight * square
+    return (seen / known, sqrt(known)) if known > 0 else (0.0, 0.0)
+
+
+def _bias(errors: _Errors, real: _Errors) -> float:
+    """How much higher real estimates are than rehearsed ones, less two standard errors of it."""
+    tiles = len(np.unique(real.tile))
+    if tiles < COUNTED or not len(errors.estimate):
+        return 0.0
     apart = real.estimate - real.noisy
     bias = float(np.mean(apart) - np.mean(errors.estimate))
-    sure = max(0.0, abs(bias) - 2 * float(np.std(apart)) / sqrt(tiles))
-    squares = (apart - np.mean(apart)) ** 2
-    rehearsed = noise + float(np.var(errors.estimate) - 2 * np.mean(errors.estimate * errors.noisy))
-    return _Lack(bias, sure, max(0.0, float(np.mean(squares)) - rehearsed - 2 * float(np.std(squares)) / sqrt(tiles)))
+    return copysign(max(0.0, abs(bias) - 2 * float(np.std(apart)) / sqrt(tiles)), bias)
 
 
-def _judge(errors: _Errors, claim: np.ndarray, lack: _Lack, noise: float) -> tuple[float, float, float]:
+def _judge(errors: _Errors, claim: np.ndarray, noise: float) -> tuple[float, float, float]:
     """Weight, low and high of one bin.
 
     Large boxes lie in few places, and what few boxes show is taken with the caution of Student's law. From fewer than MIXED
@@ -377,32 +408,15 @@ def _judge(errors: _Errors, claim: np.ndarray, lack: _Lack, noise: float) -> tup
     places = len(np.unique(errors.place))
     if places < MIXED:
         wide = _student(max(places, 1)) * _mean_root(errors.estimate**2 / claim)
-        low, high = _widened(-wide, wide, claim, lack, 1.0)
-        if ((high - low) / 2) ** 2 * float(np.mean(claim) + lack.variance) < NORMAL**2 * noise:
-            return 1.0, low, high
-        return 0.0, -NORMAL, NORMAL
+        return (1.0, -wide, wide) if wide**2 * float(np.mean(claim)) < NORMAL**2 * noise else (0.0, -NORMAL, NORMAL)
     apart = errors.noisy - errors.estimate
-    squares = float(np.mean(apart**2)) + lack.variance + lack.sure_bias**2
-    weight = float(np.clip(np.mean(errors.noisy * apart) / max(squares, 1e-300), 0, 1))
+    weight = float(np.clip(np.mean(errors.noisy * apart) / max(float(np.mean(apart**2)), 1e-300), 0, 1))
     spread = weight**2 * claim + (1 - weight) ** 2 * noise
     off = -(weight * errors.estimate + (1 - weight) * errors.noisy) / np.sqrt(spread)
     if places >= COUNTED:
-        low, high = _interval(off[~errors.at_record], off[errors.at_record])
-    else:
-        high = _student(places - 1) * _mean_root(off**2) * sqrt(places / (places - 1))
-        low = -high
-    return weight, *_widened(low, high, spread, lack, weight)
-
-
-def _widened(low: float, high: float, spread: np.ndarray, lack: _Lack, weight: float) -> tuple[float, float]:
-    """The interval with what the rehearsals lack: a normal part that is independent of the rest, and a bias on its side.
-
-    `spread` is squared and without the lacking variance; the interval that is returned is in units of the spread with it.
-    """
-    known, more = float(np.mean(spread)), weight**2 * lack.variance
-    unit = sqrt(known + more)
-    ends = [sqrt(max(end, 0) ** 2 * known + NORMAL**2 * more) / unit if more else end for end in (-low, high)]
-    return -ends[0] - weight * max(lack.bias, 0) / unit, ends[1] + weight * max(-lack.bias, 0) / unit
+        return weight, *_interval(off[~errors.at_record], off[errors.at_record])
+    wide = _student(places - 1) * _mean_root(off**2) * sqrt(places / (places - 1))
+    return weight, -wide, wide
 
 
 def _student(freedom: int) -> float:
