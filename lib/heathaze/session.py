@@ -73,14 +73,14 @@ def _with_delta(builder: SparkSession.Builder) -> SparkSession.Builder:
 
 def java_options() -> str:
     """Options for the JVM of a local session. It leaves kept classes alone where they do not fit, after an upgrade."""
-    return f"-XX:SharedArchiveFile={CLASSES} -Xlog:disable" if CLASSES.exists() else ""
+    return f'-XX:SharedArchiveFile="{CLASSES}" -Xlog:disable' if CLASSES.exists() else ""
 
 
 def keep_classes() -> None:
     """Write `CLASSES`: those of a session that writes and reads a Delta table."""
     with tempfile.TemporaryDirectory(dir=CLASSES.parent) as folder:
         kept = Path(folder) / CLASSES.name
-        spark = start_spark(**{"spark.driver.extraJavaOptions": f"-XX:ArchiveClassesAtExit={kept} -Xlog:disable"})
+        spark = start_spark(**{"spark.driver.extraJavaOptions": f'-XX:ArchiveClassesAtExit="{kept}" -Xlog:disable'})
         spark.range(1_000).groupBy((col("id") % 7).alias("id")).count().write.format("delta").save(f"{folder}/table")
         spark.read.format("delta").load(f"{folder}/table").toArrow()
         gateway: Any = spark.sparkContext._gateway
