@@ -241,8 +241,8 @@ def _bayes(
     season: int = 0,
     without: tuple[str, ...] = (),
 ) -> Estimate:
-    context = _Partial(noisy, noise_variance(scale), earlier, season, without=without)
-    taught = lessons(noisy, noise_variance(scale), earlier, season, context.sources)
+    context = _Partial(noisy, scale, earlier, season, without=without)
+    taught = lessons(noisy, scale, earlier, season, context.sources)
     learner = BayesLearner(context, noisy, scale, settings, alone(), 0, [] if without else taught)
     with tempfile.TemporaryDirectory() as work:
         schedule = TrainSettings(settings.epochs, -(-settings.cells // settings.batch), 3e-3, 0, settings.patience)

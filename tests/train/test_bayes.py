@@ -40,7 +40,7 @@ def noised(counts: np.ndarray, seed: int, scale: Fraction = SCALE) -> np.ndarray
 
 
 def denoised(noisy: np.ndarray, scale: Fraction = SCALE, earlier: list[Earlier] | None = None) -> Estimate:
-    context = Context(noisy, noise_variance(scale), earlier or [])
+    context = Context(noisy, scale, earlier or [])
     learner = BayesLearner(context, noisy, scale, SMALL, alone(), seed=1)
     optimizer = torch.optim.Adam(learner.model.parameters(), lr=2e-3)
     random = np.random.default_rng(2)
@@ -59,7 +59,7 @@ def test_the_prior_of_a_cell_does_not_depend_on_the_cell_to_the_bit(col: int, by
     earlier = [Earlier(before, age) for age in (1, 7)]
     changed = tonight.copy()
     changed[4, 20, col] += by
-    contexts = [Context(night, 50.0, earlier, season=5) for night in (tonight, changed)]
+    contexts = [Context(night, SCALE, earlier, season=5) for night in (tonight, changed)]
     network = ContextNet(len(contexts[0].names), np.array([0.0, 1.0, 10.0]), 16, contexts[0].sources)
     first, second = (network(context.features(4)) for context in contexts)
     cell = 20 * 37 + col
@@ -163,11 +163,11 @@ def test_earlier_nights_that_tell_the_same_as_tonight_are_learned_from_with_the_
     random = np.random.default_rng(4)
     tonight, *before = (random.integers(-9, 30, (4, 24, 24)).astype(np.int32) for _ in range(9))
     earlier = [Earlier(night, age) for age, night in enumerate(before, 1)]  # 8 nights: one of them a week ago
-    context = Context(tonight, 50.0, earlier)
-    taught = lessons(tonight, 50.0, earlier, 0, context.sources)
+    context = Context(tonight, SCALE, earlier)
+    taught = lessons(tonight, SCALE, earlier, 0, context.sources)
     # Of nine nights in a row, the first two and the last two have one a week away; tonight is one of these.
     assert [int(np.flatnonzero([lesson.noisy is night for night in before])[0]) + 1 for lesson in taught] == [1, 7, 8]
     assert all(lesson.context().names == context.names for lesson in taught)
     learner = BayesLearner(context, tonight, SCALE, SMALL, alone(), 0, taught)
     assert learner.cells == pytest.approx(4 * tonight.size * (1 + len(taught)), rel=0.01)
-    assert lessons(tonight, 50.0, [], 0, ()) == []
+    assert lessons(tonight, SCALE, [], 0, ()) == []

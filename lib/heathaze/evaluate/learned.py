@@ -138,13 +138,13 @@ def prepare(policy: Policy, name: str, noisy: np.ndarray, scale: Fraction) -> De
         _train(vqvae, TrainSettings(ours.epochs, steps, float(ours.learning_rate), settings.seed, ours.patience))
         return lambda tensor: Denoised(np.stack([denoise_slice(vqvae.model, image, variance) for image in tensor]))
     network = _trained_bayes(policy, noisy, scale)
-    return lambda tensor: estimate(network, Context(tensor, variance, season=season_of(policy)), tensor, scale).denoised
+    return lambda tensor: estimate(network, Context(tensor, scale, season=season_of(policy)), tensor, scale).denoised
 
 
 def _trained_bayes(policy: Policy, noisy: np.ndarray, scale: Fraction) -> ContextNet:
     """The network alone: what it learned from is let go, so that it takes no room beside the tensors."""
     mine, seed = policy.denoise.bayes, policy.denoise.seed
-    context = Context(noisy, noise_variance(scale), season=season_of(policy))
+    context = Context(noisy, scale, season=season_of(policy))
     learner = BayesLearner(context, noisy, scale, mine, alone(), seed)
     steps = max(1, -(-min(mine.cells, 4 * noisy.size) // mine.batch))
     _train(learner, TrainSettings(mine.epochs, steps, float(mine.learning_rate), seed, mine.patience))

@@ -3,6 +3,9 @@
 `Context` gathers what is known around a cell: its neighbours in the slice, the other slices, and earlier nights, each at several
 widths and each in units of its own noise. `ContextNet` turns that into a prior over the ladder of rates.
 
+A mean of values under Laplace noise throws half of what they tell away: far out, one value says no more than another. So other
+slices and nights are also added up as evidence, the logarithm of how much likelier a value is if its cell holds events.
+
 Blindness is exact, to the bit, for counts up to ten million. All sums are of whole numbers in float64, which do not round, so
 taking a cell's own value out of a sum leaves no trace of it. The same slice comes in through one layer of sums with a hole in
 the centre, and nothing after it mixes cells. Where weights of other slices are fitted to the slice itself, those of a cell come
@@ -14,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from math import sqrt
 from os import cpu_count
@@ -22,8 +26,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from heathaze.learn.denoiser import noise_variance
+from heathaze.learn.posterior import REACH, make_tables
+
 WIDTHS = (2, 5, 13, 35, 99)
 """A sum of width w is a box of w cells passed over twice in each direction: a tent of deviation about 0.4 w."""
+
+CLOSE = 2
+"""So many of the widths are used of evidence."""
 
 NARROW = 3
 """So many of the widths are also used of some slices only, such as the one before."""
@@ -42,6 +52,12 @@ TAUGHT = 112
 
 ALIKE = 14
 """Earlier nights, the last ones, whose weights are fitted one by one."""
+
+EVIDENT = 1.0
+"""Events, in scales of the noise, that a cell of the evidence holds. Far fewer and far more are told apart less well by it."""
+
+UNIT = 64
+"""Evidence is a whole number: so many to a standard deviation of what noise alone gives, few enough for float32 not to round."""
 
 SOURCES = ("history", "weekday", "last")
 """What earlier nights tell: the same slice of all of them, of those a whole number of weeks ago, and of the last one."""
@@ -103,13 +119,13 @@ class Context:
     def __init__(
         self,
         tonight: np.ndarray,
-        noise_variance: float,
+        scale: Fraction,
         earlier: Sequence[Earlier] = (),
         season: int = 0,
         sources: Sequence[str] = SOURCES,
     ):
         self._tonight = tonight
-        self._noise = noise_variance
+        self._noise = noise_variance(scale)
         self.slices, self._height, self._width = tonight.shape
         self._widths = [min(width, max(2, min(self._height, self._width))) for width in WIDTHS]
         self._kernels = {width: _Tent(width, self._height, self._width) for width in set(self._widths)}
@@ -128,6 +144,16 @@ class Context:
         self._earlier = {name: _added(nights) for name, nights in kinds.items() if name in sources}
         self._nights = [night.noisy for night in kinds["history"][:ALIKE]] if "history" in self._earlier else []
         self._flat = tonight.reshape(self.slices, -1).astype(np.float32)
+        evidence = Evidence.of(scale)
+        self._doubt = evidence.variance
+        self._proof = evidence(tonight)
+        self._proof_sum = self._proof.sum(0, dtype=np.float64)
+        self._proof_phases = _sums_of_phases(self._proof, self._season)
+        self._proven = {
+            name: _Added(sum(map(evidence, (night.noisy for night in nights)), np.float32(0)), len(nights))
+            for name, nights in kinds.items()
+            if name in sources
+        }
         self._chess = np.add.outer(np.arange(self._height), np.arange(self._width)) % 2 == 0
         self.names = [name for name, _, _ in self._gather(0)]
 
@@ -209,6 +235,32 @@ class Context:
             found += self._slices("season", count, lambda width: self._phases[width][phase] - self._images[width][number], 3)
         for name, nights in self._earlier.items():
             found += self._before(name, nights, number, None if name == "history" else 2)
+        return found + self._evidence(number)
+
+    def _evidence(self, number: int) -> list[tuple[str, np.ndarray, float]]:
+        """Evidence of other slices and nights, at the centre and near it."""
+        own, others, found = self._proof[number], self.slices - 1, []
+
+        def add(name: str, total: np.ndarray, count: int, near: bool) -> None:
+            mean, share = total / np.float32(count), self._doubt / count
+            found.append((f"evidence {name}", mean, share))
+            if near:
+                found.extend(_pairs(f"evidence {name}", mean, share))
+                for place, width in enumerate(self._widths[:CLOSE]):
+                    kernel = self._kernels[width]
+                    found.append((f"evidence {name} {place}", kernel.mean(kernel.sums(mean, np.float32)), share * kernel.variance()))
+
+        if others:
+            add("others", (self._proof_sum - own).astype(np.float32), others, near=True)
+        if others > 1:
+            near = [q for q in (number - 1, number + 1) if 0 <= q < self.slices]
+            add("near", sum((self._proof[q] for q in near), np.float32(0)), len(near), near=False)
+        if self._season:
+            phase = number % self._season
+            count = len(range(phase, self.slices, self._season)) - 1
+            add("season", (self._proof_phases[phase] - own).astype(np.float32), count, near=False)
+        for name, nights in self._proven.items():
+            add(name, nights.total[number], nights.nights, near=name == "history")
         return found
 
     def _alike(self, number: int) -> list[tuple[str, np.ndarray, float]]:
@@ -280,7 +332,7 @@ class Lesson:
 
 
 def lessons(
-    tonight: np.ndarray, noise_variance: float, earlier: Sequence[Earlier], season: int, sources: Sequence[str]
+    tonight: np.ndarray, scale: Fraction, earlier: Sequence[Earlier], season: int, sources: Sequence[str]
 ) -> list[Lesson]:
     """Earlier nights as nights to learn from, the last ones first, each with all the others, later ones too, as its context.
 
@@ -292,7 +344,7 @@ def lessons(
     for night in usable[1:]:
         others = [Earlier(other.noisy, abs(other.age - night.age)) for other in usable if other is not night]
         if set(_kinds(others)) == set(sources):
-            found.append(Lesson(night.noisy, partial(Context, night.noisy, noise_variance, others, season)))
+            found.append(Lesson(night.noisy, partial(Context, night.noisy, scale, others, season)))
     return found[: TAUGHT // len(tonight)]
 
 
@@ -318,6 +370,34 @@ def _fitted(image: np.ndarray, seen: np.ndarray, heat: np.ndarray) -> np.ndarray
     moments = weighted @ seen.T
     moments[np.diag_indices_from(moments)] *= 1.01
     return np.asarray(np.linalg.solve(moments, weighted @ image.astype(np.float64)))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a noisy value says for a cell with EVIDENT scales of events against an empty one, as a whole number."""
+
+    first: int
+    """The lowest noisy value of the table; what is further out says the same as its ends."""
+    table: np.ndarray
+    """float32, one per noisy value, with the mean 0 under noise alone."""
+    variance: float
+    """Under noise alone."""
+
+    @classmethod
+    def of(cls, scale: Fraction) -> Evidence:
+        tables = make_tables(float(scale), np.array([0.0, EVIDENT * float(scale)]))
+        reach = min(-tables.first, int(REACH * float(scale)))
+        values = np.arange(-reach, reach + 1)
+        likelihood = tables.log_likelihood[tables.rows(torch.from_numpy(values))].numpy().astype(np.float64)
+        chance = np.exp(-np.abs(values) / float(scale))
+        chance /= chance.sum()
+        ratio = likelihood[:, 1] - likelihood[:, 0]
+        ratio -= chance @ ratio
+        table = np.rint(ratio * (UNIT / sqrt(chance @ ratio**2)))
+        return cls(-reach, table.astype(np.float32), float(chance @ table**2))
+
+    def __call__(self, noisy: np.ndarray) -> np.ndarray:
+        return np.take(self.table, noisy - np.int32(self.first), mode="clip")
 
 
 @dataclass(frozen=True)

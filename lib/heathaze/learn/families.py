@@ -128,9 +128,9 @@ def _vqvae(weights: Weights, settings: Denoise) -> VQVAE:
 
 def train_bayes(seam: Seam, nights: Nights, settings: Denoise, work: str) -> Trained:
     tonight, ours = nights.tonight(), settings.bayes
-    earlier, noise = nights.earlier(), denoiser.noise_variance(nights.scale)
-    context = Context(tonight, noise, earlier, nights.season)
-    taught = lessons(tonight, noise, earlier, nights.season, context.sources)
+    earlier = nights.earlier()
+    context = Context(tonight, nights.scale, earlier, nights.season)
+    taught = lessons(tonight, nights.scale, earlier, nights.season, context.sources)
     learner = BayesLearner(context, tonight, nights.scale, ours, seam, settings.seed, taught)
     # Ranks may hold a cell more or less; the number of steps is the same for all.
     steps = max(1, -(-min(ours.cells, 4 * tonight.size * (1 + len(taught))) // ours.batch))
@@ -155,7 +155,7 @@ def _bayes_error(weights: Weights, nights: Nights, tensor: np.ndarray, settings:
 def _context(network: ContextNet, nights: Nights, tensor: np.ndarray) -> Context:
     """The context that a network was trained with: kinds of earlier nights that it does not know wait for the next training."""
     earlier = nights.earlier() if network.sources else []
-    return Context(tensor, denoiser.noise_variance(nights.scale), earlier, nights.season, network.sources)
+    return Context(tensor, nights.scale, earlier, nights.season, network.sources)
 
 
 def train_snh(seam: Seam, nights: Nights, settings: Denoise, work: str) -> Trained:
