@@ -341,13 +341,13 @@ class BayesSettings:
     """Rungs of the ladder of rates that the prior is a mixture of."""
     hidden: int = 64
     """Units of each of the two hidden layers."""
-    cells: int = 2_000_000
+    cells: int = 4_000_000
     """Cells that are drawn for training, over all ranks, at most."""
     batch: int = 8_192
     """Cells of one step, over all ranks."""
-    epochs: int = 20
+    epochs: int = 10
     """Passes over the drawn cells, at most."""
-    patience: int = 20
+    patience: int = 10
     """Epochs without a better score after which training stops."""
     learning_rate: Decimal = Decimal("0.003")
     """Of Adam, at its highest."""

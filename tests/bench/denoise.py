@@ -23,7 +23,7 @@ from heathaze.evaluate.synthetic import City, batches
 from heathaze.evaluate.workloads import draw_workload, score
 from heathaze.grid import Grid
 from heathaze.learn.bayes import Context, Earlier, lessons
-from heathaze.learn.bayes_training import BayesLearner, Estimate, estimate
+from heathaze.learn.bayes_training import BayesLearner, Estimate, estimate, schedule_of
 from heathaze.learn.denoiser import discrete_laplace, noise_variance
 from heathaze.learn.distributed import alone
 from heathaze.learn.shrink import shrink
@@ -245,8 +245,7 @@ def _bayes(
     taught = lessons(noisy, scale, earlier, season, context.sources)
     learner = BayesLearner(context, noisy, scale, settings, alone(), 0, [] if without else taught)
     with tempfile.TemporaryDirectory() as work:
-        schedule = TrainSettings(settings.epochs, -(-settings.cells // settings.batch), 3e-3, 0, settings.patience)
-        trained = train(alone(), learner, schedule, Path(work))
+        trained = train(alone(), learner, schedule_of(settings, noisy.size * (1 + len(taught)), 0), Path(work))
     learner.model.load_state_dict(trained.weights)
     return estimate(learner.model, context, noisy, scale)
 

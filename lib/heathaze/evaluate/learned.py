@@ -13,7 +13,7 @@ import numpy as np
 from heathaze.errors import InputError
 from heathaze.evaluate.meter import Meter, Method
 from heathaze.learn.bayes import Context, ContextNet
-from heathaze.learn.bayes_training import BayesLearner, estimate
+from heathaze.learn.bayes_training import BayesLearner, estimate, schedule_of
 from heathaze.learn.denoiser import Denoised, noise_variance
 from heathaze.learn.distributed import alone
 from heathaze.learn.families import season_of
@@ -146,8 +146,7 @@ def _trained_bayes(policy: Policy, noisy: np.ndarray, scale: Fraction) -> Contex
     mine, seed = policy.denoise.bayes, policy.denoise.seed
     context = Context(noisy, scale, season=season_of(policy))
     learner = BayesLearner(context, noisy, scale, mine, alone(), seed)
-    steps = max(1, -(-min(mine.cells, 4 * noisy.size) // mine.batch))
-    _train(learner, TrainSettings(mine.epochs, steps, float(mine.learning_rate), seed, mine.patience))
+    _train(learner, schedule_of(mine, noisy.size, seed))
     return learner.model
 
 

@@ -64,7 +64,7 @@ SOURCES = ("history", "weekday", "last")
 
 
 class ContextNet(nn.Module):
-    """Features of cells (features, cells) in, logarithms of the prior (cells, rates) out."""
+    """Features of cells (features, cells) in, logits of the prior (cells, rates) out."""
 
     rates: torch.Tensor
     uses: torch.Tensor
@@ -98,7 +98,7 @@ class ContextNet(nn.Module):
         x = features
         for layer in (self.first, self.second):
             x = nn.functional.gelu(torch.addmm(layer.bias[:, None], layer.weight, x))
-        return torch.log_softmax(torch.addmm(self.last.bias, x.t(), self.last.weight.t()), 1)
+        return torch.addmm(self.last.bias, x.t(), self.last.weight.t())
 
 
 @dataclass(frozen=True)

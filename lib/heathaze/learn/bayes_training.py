@@ -22,7 +22,7 @@ from heathaze.learn.bayes import Context, ContextNet, Lesson
 from heathaze.learn.denoiser import Denoised, noise_variance
 from heathaze.learn.distributed import Seam
 from heathaze.learn.posterior import Posterior, Tables, deconvolve, ladder, log_evidence, make_tables, posterior
-from heathaze.learn.training import Quiet
+from heathaze.learn.training import Quiet, TrainSettings
 from heathaze.learn.tree import settle
 from heathaze.policy import BayesSettings
 
@@ -34,11 +34,17 @@ CHUNK = 16_384
 CHECKED = 100_000
 """Cells on which the score is measured, the same in every epoch."""
 
+MOST_OFTEN = 4
+"""So many cells are drawn, at most, for each cell that there is."""
+
 GROUPS = 16
 """Groups of like heat whose own best prior the network starts from."""
 
 WARM_UP = 400
 """Steps in which the network learns the priors of the groups."""
+
+FEWEST_STEPS = 30
+"""Of an epoch: on a small map, passes over its few cells would end before anything is learned."""
 
 
 class BayesLearner(Quiet):
@@ -107,7 +113,7 @@ class BayesLearner(Quiet):
         for _ in range(WARM_UP):
             chosen = torch.from_numpy(random.integers(0, len(heat), 2_048))
             wanted = priors[group[chosen]]
-            loss = -(wanted * self.model(self._features[chosen].t())).sum(1).mean()
+            loss = torch.nn.functional.cross_entropy(self.model(self._features[chosen].t()), wanted)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -117,11 +123,17 @@ class BayesLearner(Quiet):
         return torch.from_numpy(deconvolve(values, counts, self._tables)).float()
 
 
+def schedule_of(settings: BayesSettings, cells: int, seed: int) -> TrainSettings:
+    """How long to learn from so many cells of all nights; the same on every rank."""
+    steps = max(FEWEST_STEPS, -(-min(settings.cells, MOST_OFTEN * cells) // settings.batch))
+    return TrainSettings(settings.epochs, steps, float(settings.learning_rate), seed, settings.patience)
+
+
 def _draw(
     context: Context, tonight: np.ndarray, numbers: list[int], random: np.random.Generator, cells: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Features (cell, feature), noisy values and heat of cells: a third anywhere, the others where much goes on."""
-    each = max(1, min(cells // len(numbers), 4 * tonight[0].size))
+    each = max(1, min(cells // len(numbers), MOST_OFTEN * tonight[0].size))
     features, noisy, heats = [], [], []
     for number in numbers:
         heat = context.heat(number)
@@ -144,7 +156,7 @@ def blind_error(model: ContextNet, features: torch.Tensor, noisy: torch.Tensor, 
     summed = 0.0
     for start in range(0, len(noisy), CHUNK):
         part = slice(start, start + CHUNK)
-        expected = torch.exp(model(features[part].t())) @ rates
+        expected = torch.softmax(model(features[part].t()), 1) @ rates
         summed += float(((noisy[part] - expected) ** 2 / noise - 1).double().sum())
     return summed, float(len(noisy))
 

@@ -14,7 +14,7 @@ import torch
 
 from heathaze.learn import denoiser
 from heathaze.learn.bayes import Context, ContextNet, Earlier, lessons
-from heathaze.learn.bayes_training import BayesLearner, blind_error, check_cells, estimate
+from heathaze.learn.bayes_training import BayesLearner, blind_error, check_cells, estimate, schedule_of
 from heathaze.learn.denoiser import Denoised
 from heathaze.learn.handoff import Night, read_night, read_slices, shared_out
 from heathaze.learn.shrink import shrink
@@ -132,10 +132,7 @@ def train_bayes(seam: Seam, nights: Nights, settings: Denoise, work: str) -> Tra
     context = Context(tonight, nights.scale, earlier, nights.season)
     taught = lessons(tonight, nights.scale, earlier, nights.season, context.sources)
     learner = BayesLearner(context, tonight, nights.scale, ours, seam, settings.seed, taught)
-    # Ranks may hold a cell more or less; the number of steps is the same for all.
-    steps = max(1, -(-min(ours.cells, 4 * tonight.size * (1 + len(taught))) // ours.batch))
-    schedule = TrainSettings(ours.epochs, steps, float(ours.learning_rate), settings.seed, ours.patience)
-    return train(seam, learner, schedule, Path(work))
+    return train(seam, learner, schedule_of(ours, tonight.size * (1 + len(taught)), settings.seed), Path(work))
 
 
 def _denoise_bayes(weights: Weights, nights: Nights, tensor: np.ndarray, settings: Denoise) -> Denoised:

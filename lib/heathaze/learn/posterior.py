@@ -47,8 +47,9 @@ class Tables:
     """E[x | y, r]."""
     square: torch.Tensor
     """E[x^2 | y, r]."""
-    weighted: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    """P(y | r) over its largest value for that y, and its products with the two moments: sums need no exponentials."""
+    weighted: torch.Tensor
+    """(noisy value, 3, rate): P(y | r) over its largest value for that y, and its products with the two moments: sums need no
+    exponentials."""
 
     def rows(self, noisy: torch.Tensor) -> torch.Tensor:
         """The row of each noisy value, the last one for values beyond the table."""
@@ -100,7 +101,7 @@ def make_tables(scale: float, rates: np.ndarray) -> Tables:
         log_likelihood=_single(np.log(floor)),
         mean=_single(moments[0]),
         square=_single(moments[1]),
-        weighted=(_single(part), _single(part * moments[0]), _single(part * moments[1])),
+        weighted=torch.stack([_single(part), *(_single(part * moment) for moment in moments)], dim=1),
     )
 
 
@@ -122,17 +123,18 @@ SURPRISE = 1e-30
 """A noisy value that the prior thinks rarer than this, beside the likeliest rate, is beyond what float32 can divide by."""
 
 
-def posterior(log_prior: torch.Tensor, noisy: torch.Tensor, tables: Tables) -> Posterior:
-    """Posterior moments of cells; `log_prior` is (cell, rate), `noisy` has one whole number per cell."""
+def posterior(logits: torch.Tensor, noisy: torch.Tensor, tables: Tables) -> Posterior:
+    """Posterior moments of cells; `logits` of the prior are (cell, rate), `noisy` has one whole number per cell."""
     row = tables.rows(noisy)
-    prior = torch.exp(log_prior)
-    evidence, mean, square = ((prior * table.index_select(0, row)).sum(1) for table in tables.weighted)
+    prior = torch.softmax(logits, 1)
+    evidence, mean, square = torch.bmm(tables.weighted.index_select(0, row), prior[:, :, None])[:, :, 0].unbind(1)
     # What the prior holds to be impossible is decided by the likelihood alone.
-    likelihood, *moments = (table.index_select(0, row[evidence < SURPRISE]) for table in tables.weighted)
-    is_known, evidence = evidence >= SURPRISE, evidence.clamp(min=SURPRISE)
+    is_unknown = evidence < SURPRISE
+    likelihood, *moments = tables.weighted.index_select(0, row[is_unknown]).sum(2).unbind(1)
+    evidence = evidence.clamp(min=SURPRISE)
     mean, square = mean / evidence, square / evidence
     for found, moment in zip((mean, square), moments, strict=True):
-        found[~is_known] = moment.sum(1) / likelihood.sum(1)
+        found[is_unknown] = moment / likelihood
     beyond = tables.is_beyond(noisy)
     value = noisy.to(mean.dtype)
     mean = torch.where(beyond, value, mean)
@@ -141,9 +143,9 @@ def posterior(log_prior: torch.Tensor, noisy: torch.Tensor, tables: Tables) -> P
     return Posterior(prior @ rates, mean, square)
 
 
-def log_evidence(log_prior: torch.Tensor, noisy: torch.Tensor, tables: Tables) -> torch.Tensor:
-    """log P(y) of each cell: what training maximises. `log_prior` is (cell, rate)."""
-    return torch.logsumexp(log_prior + tables.log_likelihood[tables.rows(noisy)], 1)
+def log_evidence(logits: torch.Tensor, noisy: torch.Tensor, tables: Tables) -> torch.Tensor:
+    """log P(y) of each cell: what training maximises. `logits` of the prior are (cell, rate)."""
+    return torch.logsumexp(torch.log_softmax(logits, 1) + tables.log_likelihood[tables.rows(noisy)], 1)
 
 
 def deconvolve(values: np.ndarray, counts: np.ndarray, tables: Tables, rounds: int = 2_000) -> np.ndarray:
