@@ -149,11 +149,7 @@ class Context:
         self._proof = evidence(tonight)
         self._proof_sum = self._proof.sum(0, dtype=np.float64)
         self._proof_phases = _sums_of_phases(self._proof, self._season)
-        self._proven = {
-            name: _Added(sum(map(evidence, (night.noisy for night in nights)), np.float32(0)), len(nights))
-            for name, nights in kinds.items()
-            if name in sources
-        }
+        self._proven = {name: _Added(_total(nights, evidence), len(nights)) for name, nights in kinds.items() if name in sources}
         self._chess = np.add.outer(np.arange(self._height), np.arange(self._width)) % 2 == 0
         self.names = [name for name, _, _ in self._gather(0)]
 
@@ -227,7 +223,7 @@ class Context:
             weights = np.where(np.arange(first, stop) == number, 0, 0.75 ** np.abs(np.arange(first, stop) - number))
             weights /= weights.sum()
             # The slice itself has the weight 0, which leaves no trace of it.
-            decayed = weights.astype(np.float32) @ self._flat[first:stop]
+            decayed = _combined(weights, self._flat[first:stop])
             found.append(("decayed", decayed, noise * float(np.sum(weights**2))))
         if self._season:
             phase = number % self._season
@@ -238,29 +234,29 @@ class Context:
         return found + self._evidence(number)
 
     def _evidence(self, number: int) -> list[tuple[str, np.ndarray, float]]:
-        """Evidence of other slices and nights, at the centre and near it."""
-        own, others, found = self._proof[number], self.slices - 1, []
-
-        def add(name: str, total: np.ndarray, count: int, near: bool) -> None:
-            mean, share = total / np.float32(count), self._doubt / count
-            found.append((f"evidence {name}", mean, share))
-            if near:
-                found.extend(_pairs(f"evidence {name}", mean, share))
-                for place, width in enumerate(self._widths[:CLOSE]):
-                    kernel = self._kernels[width]
-                    found.append((f"evidence {name} {place}", kernel.mean(kernel.sums(mean, np.float32)), share * kernel.variance()))
-
+        """Evidence of other slices and nights: at the centre, and of all of them also around it."""
+        own, others = self._proof[number], self.slices - 1
+        found: list[tuple[str, np.ndarray, float]] = []
         if others:
-            add("others", (self._proof_sum - own).astype(np.float32), others, near=True)
+            found += self._around("evidence others", (self._proof_sum - own) / others, self._doubt / others)
         if others > 1:
-            near = [q for q in (number - 1, number + 1) if 0 <= q < self.slices]
-            add("near", sum((self._proof[q] for q in near), np.float32(0)), len(near), near=False)
+            near = [self._proof[q] for q in (number - 1, number + 1) if 0 <= q < self.slices]
+            found.append(("evidence near", np.sum(near, axis=0) / len(near), self._doubt / len(near)))
         if self._season:
             phase = number % self._season
             count = len(range(phase, self.slices, self._season)) - 1
-            add("season", (self._proof_phases[phase] - own).astype(np.float32), count, near=False)
+            found.append(("evidence season", (self._proof_phases[phase] - own) / count, self._doubt / count))
         for name, nights in self._proven.items():
-            add(name, nights.total[number], nights.nights, near=name == "history")
+            mean, share = nights.total[number] / nights.nights, self._doubt / nights.nights
+            found += self._around(f"evidence {name}", mean, share)[: None if name == "history" else 1]
+        return found
+
+    def _around(self, name: str, image: np.ndarray, noise: float) -> list[tuple[str, np.ndarray, float]]:
+        """An image of other slices at the centre, along lines through it, and close around it."""
+        found = [(name, image, noise), *_pairs(name, image, noise)]
+        for place, width in enumerate(self._widths[:CLOSE]):
+            kernel = self._kernels[width]
+            found.append((f"{name} {place}", kernel.mean(kernel.sums(image, np.float32)), noise * kernel.variance()))
         return found
 
     def _alike(self, number: int) -> list[tuple[str, np.ndarray, float]]:
@@ -283,7 +279,7 @@ class Context:
             seen = np.concatenate([self._flat[others[:, None], warm], *(image[None, warm] for image in nights)])
             weights = _fitted(self._tonight[number].ravel()[warm], seen, heat[warm])
             # The slice itself has the weight 0, which leaves no trace of it.
-            image = np.insert(weights[: self.slices - 1], number, 0).astype(np.float32) @ self._flat
+            image = _combined(np.insert(weights[: self.slices - 1], number, 0), self._flat)
             for weight, other in zip(weights[self.slices - 1 :], nights, strict=True):
                 image += np.float32(weight) * other
             noise = sqrt(max(self._noise * float(weights @ weights), 1e-3 * share))
@@ -358,18 +354,24 @@ def _kinds(earlier: Sequence[Earlier]) -> dict[str, list[Earlier]]:
 def _warmest(heat: np.ndarray) -> np.ndarray:
     """The cells with most heat, of those that have any."""
     warm = np.flatnonzero(heat)
-    return warm if len(warm) <= WARM else warm[np.argpartition(heat[warm], -WARM)[-WARM:]]
+    return warm if len(warm) <= WARM else np.sort(warm[np.argpartition(heat[warm], -WARM)[-WARM:]])
 
 
 def _fitted(image: np.ndarray, seen: np.ndarray, heat: np.ndarray) -> np.ndarray:
     """Weights with which others (other, cell) add up to an image, by least squares; equal where cells are few."""
     if len(image) < 10 * len(seen):
         return np.full(len(seen), 1 / len(seen))
-    seen = seen.astype(np.float64)
-    weighted = seen * heat
-    moments = weighted @ seen.T
-    moments[np.diag_indices_from(moments)] *= 1.01
-    return np.asarray(np.linalg.solve(moments, weighted @ image.astype(np.float64)))
+    known = torch.from_numpy(seen.astype(np.float64))
+    weighted = known * torch.from_numpy(heat)
+    moments = weighted @ known.t()
+    moments.diagonal().mul_(1.01)
+    wanted = weighted @ torch.from_numpy(image.astype(np.float64))
+    return np.asarray(torch.linalg.solve(moments, wanted).numpy())
+
+
+def _combined(weights: np.ndarray, images: np.ndarray) -> np.ndarray:
+    """The weighted sum of images (image, cell). By torch: slices work side by side, and numpy's threads would be in their way."""
+    return np.asarray(torch.mv(torch.from_numpy(images).t(), torch.from_numpy(weights.astype(np.float32))).numpy())
 
 
 @dataclass(frozen=True)
@@ -419,6 +421,14 @@ def _added(nights: list[Earlier]) -> _Added:
     for night in nights:
         total += night.noisy
     return _Added(total, len(nights))
+
+
+def _total(nights: list[Earlier], evidence: Evidence) -> np.ndarray:
+    """Evidence of nights, added up: whole numbers that float32 does not round."""
+    total = evidence(nights[0].noisy)
+    for night in nights[1:]:
+        total += evidence(night.noisy)
+    return total
 
 
 def _pairs(name: str, image: np.ndarray, noise: float) -> list[tuple[str, np.ndarray, float]]:

@@ -18,6 +18,7 @@ import numpy as np
 from heathaze.learn.denoiser import Denoised, discrete_laplace, noise_variance
 from heathaze.learn.tree import LEAST, leeway
 
+
 @dataclass(frozen=True)
 class Totals:
     """Noisy totals of all slices."""
