@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
@@ -12,7 +13,7 @@ from tests.conftest import policy_text
 
 from heathaze.evaluate.learned import learned_methods
 from heathaze.evaluate.meter import Meter
-from heathaze.learn.bayes import Context, ContextNet, Earlier, lessons
+from heathaze.learn.bayes import Context, ContextNet, Earlier, Evidence, lessons
 from heathaze.learn.bayes_training import BayesLearner, Estimate, estimate
 from heathaze.learn.denoiser import discrete_laplace, noise_variance
 from heathaze.learn.distributed import alone
@@ -67,6 +68,44 @@ def test_the_prior_of_a_cell_does_not_depend_on_the_cell_to_the_bit(col: int, by
     assert not torch.equal(first[cell + 1], second[cell + 1]), "a neighbour must see it"
     assert not torch.equal(network(contexts[0].features(5))[cell], network(contexts[1].features(5))[cell])
     assert contexts[0].heat(4)[cell] == contexts[1].heat(4)[cell], "cells are drawn for training by a heat that is blind too"
+
+
+@pytest.mark.parametrize("scale", [Fraction(1), Fraction(5), Fraction(1000)])
+def test_evidence_is_even_under_noise_alone_in_whole_numbers_and_without_limit_of_values(scale: Fraction) -> None:
+    evidence = Evidence.of(scale)
+    noise = discrete_laplace(np.random.default_rng(0), float(scale), (400_000,)).astype(np.int32)
+    found = evidence(noise)
+    assert abs(found.mean()) < 4 * (evidence.variance / found.size) ** 0.5 + 0.5
+    assert found.var() == pytest.approx(evidence.variance, rel=0.02)
+    assert np.array_equal(found, np.rint(found)) and np.all(np.diff(evidence.table) >= 0)
+    far = np.array([-(2**31), 2**31 - 1], dtype=np.int32)
+    assert np.array_equal(evidence(far), evidence.table[[0, -1]])
+
+
+def test_evidence_tells_a_faint_place_from_nothing_better_than_the_mean_does() -> None:
+    random = np.random.default_rng(7)
+    faint, nothing = (random.poisson(rate, (24, 60_000)) for rate in (1.5, 0.0))
+    noisy = [noised(counts, seed) for seed, counts in enumerate((faint, nothing))]
+
+    def apart(reading: Callable[[np.ndarray], np.ndarray]) -> float:
+        """Between the means over 24 slices of both, in standard deviations."""
+        means = [reading(values).mean(0) for values in noisy]
+        return float((means[0].mean() - means[1].mean()) / means[1].std())
+
+    assert apart(Evidence.of(SCALE)) > 1.2 * apart(lambda values: values)
+
+
+def test_what_is_too_much_in_the_cold_is_not_taken_from_the_crowds() -> None:
+    random = np.random.default_rng(0)
+    rates = city(6, 128, 128)
+    truth = random.poisson(rates)
+    noisy, variance = noised(truth, 1), noise_variance(SCALE)
+    weight = rates / (rates + variance)
+    mean = np.where(rates < 0.1, rates + 0.3, rates) + weight * (noisy - rates)
+    settled, _ = settle(mean, weight * variance, noisy, variance)
+    total, crowds = (truth.sum() - 0.0, rates > 20)
+    assert abs(settled.sum() - total) < 0.35 * abs(mean.sum() - total)
+    assert abs(settled[crowds].sum() - mean[crowds].sum()) < 0.02 * mean[crowds].sum()
 
 
 def test_it_beats_the_noise_and_shrinkage_in_cells_and_in_boxes() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from heathaze.policy import Refine
-from heathaze.release.refine import Measured, refine
+from heathaze.release.refine import Measured, finish, refine
 
 NIGHT = Measured(sample_size=1_000, event_count=3_000, noise_variance=50.0)
 SHAPE = (2, 10, 10)
@@ -40,6 +40,14 @@ def test_what_is_too_much_is_taken_where_the_estimate_is_unsure() -> None:
     found = refine(crowd, unsure, NOISY, NIGHT, Refine())
     assert found.values[0, 0, 0] == pytest.approx(3 * 500, rel=0.01)
     assert found.total_published == pytest.approx(3_000, rel=1e-3)
+
+
+def test_each_slice_keeps_its_total_when_values_below_0_are_cut() -> None:
+    values = np.random.default_rng(2).normal(0.5, 3, SHAPE).astype(np.float32)
+    values[1] += 20
+    published = finish(values, Refine(non_negative=True))
+    assert published.min() >= 0 and values.min() < 0
+    assert published.sum((1, 2)) == pytest.approx(values.sum((1, 2)), rel=1e-3)
 
 
 def test_an_estimate_that_lost_events_is_not_blown_up() -> None:

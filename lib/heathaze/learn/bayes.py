@@ -399,7 +399,7 @@ class Evidence:
         return cls(-reach, table.astype(np.float32), float(chance @ table**2))
 
     def __call__(self, noisy: np.ndarray) -> np.ndarray:
-        return np.take(self.table, noisy - np.int32(self.first), mode="clip")
+        return np.take(self.table, np.clip(noisy, self.first, -self.first) - self.first)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,8 @@ class BayesLearner(Quiet):
         drawn = [_draw(context, tonight, list(numbers), random, own)]
         share = (cells - own) // max(1, len(earlier))
         drawn += [_draw(lesson.context(), lesson.noisy, list(numbers), random, share) for lesson in earlier]
-        self._features, self._noisy, heat = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+        # A single night is not copied: it is the largest thing there is while a model learns.
+        self._features, self._noisy, heat = drawn[0] if len(drawn) == 1 else map(torch.cat, zip(*drawn, strict=True))
         self._check = _draw(context, tonight, list(numbers), np.random.default_rng((seed, 7, seam.rank)), CHECKED)[:2]
         self.model = ContextNet(self._features.shape[1], self._tables.rates, settings.hidden, context.sources)
         self._start(heat, random)
