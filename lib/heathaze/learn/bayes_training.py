@@ -34,6 +34,9 @@ CHUNK = 16_384
 CHECKED = 100_000
 """Cells on which the score is measured, the same in every epoch."""
 
+WEIGHTS = 0.2
+"""Deviation of the network's weights before it has seen a cell, of features that vary by 1."""
+
 MOST_OFTEN = 4
 """So many cells are drawn, at most, for each cell that there is."""
 
@@ -82,6 +85,8 @@ class BayesLearner(Quiet):
         self._features, self._noisy, heat = drawn[0] if len(drawn) == 1 else map(torch.cat, zip(*drawn, strict=True))
         self._check = _draw(context, tonight, list(numbers), np.random.default_rng((seed, 7, seam.rank)), CHECKED)[:2]
         self.model = ContextNet(self._features.shape[1], self._tables.rates, settings.hidden, context.sources)
+        self._spread = self._features.std(0) + 1e-3
+        self._weighty = 2 * WEIGHTS**2 * tonight.size * (1 + len(earlier))
         self._start(heat, random)
 
     @property
@@ -93,21 +98,23 @@ class BayesLearner(Quiet):
         return self._features[chosen], self._noisy[chosen]
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """Mean of -log P(noisy value | context)."""
+        """Mean of -log P(noisy value | context), and a little for large weights: few cells must not be learned by heart."""
         features, noisy = batch
-        return -log_evidence(self.model(features.t()), noisy, self._tables).mean()
+        layers = (self.model.first.weight * self._spread, self.model.second.weight, self.model.last.weight)
+        squares = torch.stack([layer.square().sum() for layer in layers]).sum()
+        return squares / self._weighty - log_evidence(self.model(features.t()), noisy, self._tables).mean()
 
     def score(self) -> tuple[float, float]:
         return blind_error(self.model, *self._check, self._noise)
 
     def _start(self, heat: torch.Tensor, random: np.random.Generator) -> None:
         """Start from the likeliest prior of each group of like heat; from a flat start the cold cells would take for ever."""
-        mean, deviation = self._features.mean(0), self._features.std(0) + 1e-3
+        mean = self._features.mean(0)
         edges = torch.quantile(heat[torch.randperm(len(heat))[:100_000]], torch.linspace(0, 1, GROUPS + 1)[1:-1]).unique()
         group = torch.bucketize(heat, edges)
         priors = torch.stack([self._prior_of(self._noisy[group == number]) for number in range(len(edges) + 1)])
         with torch.no_grad():
-            self.model.first.weight.div_(deviation)
+            self.model.first.weight.div_(self._spread)
             self.model.first.bias.sub_(self.model.first.weight @ mean)
             self.model.last.weight.mul_(0.1)
         optimizer = torch.optim.Adam(self.model.parameters(), lr=3e-3)
