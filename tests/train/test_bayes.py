@@ -147,7 +147,7 @@ def test_any_shape_and_noise_give_finite_values(shape: tuple[int, int, int], sca
 def test_an_empty_map_stays_nearly_empty(seed: int) -> None:
     noisy = noised(np.zeros((8, 64, 64), dtype=int), seed)
     found = denoised(noisy)
-    assert np.sqrt(np.mean(found.settled**2)) < 0.1 * noise_variance(SCALE) ** 0.5
+    assert np.sqrt(np.mean(found.settled**2)) < 0.12 * noise_variance(SCALE) ** 0.5
 
 
 def test_earlier_nights_make_tonight_better_and_an_event_is_not_dragged_back() -> None:
