@@ -148,9 +148,10 @@ def ablation() -> list[dict[str, Any]]:
     answers["settled, with totals of slices"] = settle_totals(found.denoised, totals).values
     unseen = {
         "tonight's slice": ("own",),
-        "all other slices": ("others", "alike", "near", "decayed", "season"),
+        "all other slices": ("others", "alike", "near", "decayed", "season", "evidence"),
+        "evidence": ("evidence",),
         "the best sum of other slices": ("alike",),
-        "the same weekday": ("season",),
+        "the same weekday": ("season", "evidence season"),
     }
     for what, names in unseen.items():
         answers[f"settled, without {what}"] = _bayes(noisy, [], SCALE, SHORT, season=7, without=names).settled
