@@ -103,7 +103,7 @@ def test_what_is_too_much_in_the_cold_is_not_taken_from_the_crowds() -> None:
     weight = rates / (rates + variance)
     mean = np.where(rates < 0.1, rates + 0.3, rates) + weight * (noisy - rates)
     settled, _ = settle(mean, weight * variance, noisy, variance)
-    total, crowds = (truth.sum() - 0.0, rates > 20)
+    total, crowds = truth.sum(), rates > 20
     assert abs(settled.sum() - total) < 0.35 * abs(mean.sum() - total)
     assert abs(settled[crowds].sum() - mean[crowds].sum()) < 0.02 * mean[crowds].sum()
 

@@ -42,8 +42,7 @@ def settle(mean: np.ndarray, variance: np.ndarray, noisy: np.ndarray, noise_vari
     shift = np.zeros(values.shape)
     shares: list[float] = []
     if len(mean) > 1:
-        together = ((totals - values), claimed, bears)
-        residual, claims, all_bear = (part.sum(0, keepdims=True) for part in together)
+        residual, claims, all_bear = (part.sum(0, keepdims=True) for part in (totals - values, claimed, bears))
         all_slices, shares = _descend(residual, claims, all_bear, area * noise_variance * len(mean))
         shift = shift + all_slices
     each, apart = _descend(totals - values - bears * shift, claimed, bears, area * noise_variance)
