@@ -145,7 +145,7 @@ def ablation() -> list[dict[str, Any]]:
     answers = {"noise as it is": noisy, "prior alone": found.prior, "posterior": found.mean, "posterior, settled": found.settled}
     # Of epsilon, one part of fifty goes to the totals of slices.
     totals = measured_again(truth, 49 * SCALE, np.random.default_rng(1))
-    answers["settled, with totals of slices"] = settle_totals(found.denoised, totals).values
+    answers["settled, with totals of slices"] = settle_totals(found.denoised, totals.with_cells(noisy, SCALE)).values
     unseen = {
         "tonight's slice": ("own",),
         "all other slices": ("others", "alike", "near", "decayed", "season", "evidence"),

@@ -21,6 +21,7 @@ from heathaze.errors import REFUSED
 from heathaze.learn import denoiser
 from heathaze.learn.denoiser import noise_variance
 from heathaze.learn.shrink import shrink
+from heathaze.learn.totals import measured_again, settle_totals
 from heathaze.policy import Policy, parse_policy
 from heathaze.release import gate
 from heathaze.release.candidate import Budget, Candidate
@@ -65,8 +66,9 @@ def night(policy: Policy, kind: str = "city", method: str = "shrink", seed: int 
     counts = city(rng, kind, (period.slices, grid.rows, grid.cols))
     noisy = counts + (laplace(rng, float(scale) * applied, counts.shape) if applied else 0)
     noisy = noisy.astype(np.int32)
-    better = DENOISERS[method](noisy, [], scale)
-    sample_size = int(counts.sum() + laplace(rng, float(policy.privacy.totals_scale), (len(counts),)).sum())
+    totals = measured_again(counts, policy.privacy.totals_scale, rng)
+    better = settle_totals(DENOISERS[method](noisy, [], scale), totals.with_cells(noisy, scale))
+    sample_size = int(totals.values.sum())
     measured = Measured(sample_size, 1_000_000, noise_variance(scale))
     refined = refine(better.values, better.deviation, noisy, measured, policy.refine)
     epsilon = str(policy.privacy.epsilon)

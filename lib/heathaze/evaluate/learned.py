@@ -103,7 +103,10 @@ def denoise(policy: Policy, name: str, counts: np.ndarray, meter: Meter) -> Look
     ready = prepare(policy, "bayes" if name == BLOCKS else name, noisy, plan.scale)
 
     def again(tensor: np.ndarray, totals: Totals | None) -> Denoised:
-        return ready(tensor) if plan.total_scale is None or totals is None else settle_totals(ready(tensor), totals)
+        found = ready(tensor)
+        if plan.total_scale is None or totals is None:
+            return found
+        return settle_totals(found, totals.with_cells(tensor, plan.scale))
 
     return Look(plan, noisy, again(noisy, totals), again)
 
@@ -119,7 +122,7 @@ def _measured(plan: Plan, counts: np.ndarray, meter: Meter) -> tuple[np.ndarray,
     noisy = meter.laplace(block_sums(counts, plan.side), meter.unit / plan.scale).astype(np.int32)
     if plan.total_scale is None:
         return noisy, None
-    return noisy, Totals(meter.laplace(counts.sum((1, 2)), meter.unit / plan.total_scale), plan.total_scale)
+    return noisy, Totals(meter.laplace(counts.sum((1, 2)), meter.unit / plan.total_scale), noise_variance(plan.total_scale))
 
 
 def prepare(policy: Policy, name: str, noisy: np.ndarray, scale: Fraction) -> Denoise:

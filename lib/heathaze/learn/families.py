@@ -59,7 +59,7 @@ class Nights:
 
     def totals(self) -> Totals:
         """The totals of tonight's slices, as they were measured."""
-        return Totals(np.array(self.named[-1].totals), self.named[-1].total_scale)
+        return Totals(np.array(self.named[-1].totals), denoiser.noise_variance(self.named[-1].total_scale))
 
     def earlier(self) -> list[Earlier]:
         last = date.fromisoformat(self.named[-1].period)

@@ -66,8 +66,7 @@ def run_denoise(night: Denoising) -> dict[str, Any]:
         night.say(f"denoising with model {model.name}")
         result, model_name = _family(policy).denoise(model.weights, nights, tensor, policy.denoise), model.name
         facts |= about
-    if _has_totals(policy):
-        result = settle_totals(result, nights.totals())
+    result = _settled(policy, nights, tensor, nights.totals(), result)
     _write(night, tonight, token, model_name, facts, result)
     return {"entry": tonight.entry, "done_before": False, "model": model_name, **facts}
 
@@ -76,21 +75,21 @@ def denoise_again(night: Denoising, model_name: str) -> Callable[[np.ndarray, To
     """The very denoising of a night, for other noisy tensors and totals in its place: rehearsals."""
     policy, nights = night.policy, _nights(night)
     if policy.denoise.method in CLASSICAL:
-        return lambda tensor, totals: settle_totals(_classical(policy, nights, tensor), totals)
+        return lambda tensor, totals: _settled(policy, nights, tensor, totals, _classical(policy, nights, tensor))
     from heathaze.learn import models
 
     weights = models.load(night.tables, model_name, night.spark).weights
 
     def again(tensor: np.ndarray, totals: Totals) -> Denoised:
         result = _family(policy).denoise(weights, nights, tensor, policy.denoise)
-        return settle_totals(result, totals) if _has_totals(policy) else result
+        return _settled(policy, nights, tensor, totals, result)
 
     return again
 
 
-def _has_totals(policy: Policy) -> bool:
-    """Whether the estimate is brought together with measured totals; the networks of snh speak for themselves."""
-    return policy.release.method != "snh"
+def _settled(policy: Policy, nights: Nights, tensor: np.ndarray, totals: Totals, result: Denoised) -> Denoised:
+    """The estimate brought together with measured totals; the networks of snh speak for themselves."""
+    return result if policy.release.method == "snh" else settle_totals(result, totals.with_cells(tensor, nights.scale))
 
 
 def _nights(night: Denoising) -> Nights:

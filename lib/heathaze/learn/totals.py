@@ -1,6 +1,8 @@
 """An estimate of cells brought together with the totals of whole slices, which were measured apart.
 
 Cells say where events are, and the sum of all of them adds up the noise of all; the total of a slice has the noise of one draw.
+Few cells still add up to less noise than a total that got a small part of epsilon, so both are weighed by their variances.
+
 Let Q be the claimed variance of an estimated total, A that of the measured total's noise and R = measured - estimated total.
 Both err independently, so R has the variance rho Q + A, where rho is how much more the estimate errs than it claims: read off
 all slices, and never below 1. The total is corrected by the share rho Q / (rho Q + A) of R, spread over the cells in
@@ -24,9 +26,15 @@ class Totals:
     """Noisy totals of all slices."""
 
     values: np.ndarray
-    """Whole numbers, one per slice."""
-    scale: Fraction
+    """One per slice."""
+    variance: float
     """Of the noise of one of them."""
+
+    def with_cells(self, noisy: np.ndarray, scale: Fraction) -> Totals:
+        """These totals and the sums of the noisy cells, which were measured apart from them, as one."""
+        summed = noisy[0].size * noise_variance(scale)
+        share = summed / (summed + self.variance)
+        return Totals(share * self.values + (1 - share) * noisy.sum((1, 2), dtype=np.int64), share * self.variance)
 
 
 def settle_totals(denoised: Denoised, totals: Totals) -> Denoised:
@@ -40,7 +48,7 @@ def settle_totals(denoised: Denoised, totals: Totals) -> Denoised:
     slices = range(len(values))
     claimed = np.array([np.sum(variance(number), dtype=np.float64) for number in slices]) + LEAST
     residual = totals.values - np.array([np.sum(values[number], dtype=np.float64) for number in slices])
-    noise = noise_variance(totals.scale)
+    noise = totals.variance
     weight = claimed / (claimed + noise) ** 2
     # Two standard errors are taken off: few slices that only seem to be wrong are left alone.
     doubt = 2 * np.sqrt(2 * np.sum(((claimed + noise) * weight) ** 2))
@@ -57,4 +65,4 @@ def settle_totals(denoised: Denoised, totals: Totals) -> Denoised:
 def measured_again(truth: np.ndarray, scale: Fraction, random: np.random.Generator) -> Totals:
     """The totals of a plausible truth with noise of the same law. It protects nobody."""
     exact = truth.sum((1, 2), dtype=np.int64)
-    return Totals(exact + discrete_laplace(random, float(scale), exact.shape), scale)
+    return Totals(exact + discrete_laplace(random, float(scale), exact.shape), noise_variance(scale))
