@@ -38,6 +38,9 @@ MAX_SNH_CELLS = 2**23
 """Cells of the grid of snh: learning takes up to 600 bytes for each, so about 5 GB."""
 
 METHODS = ("vdr", "snh")
+
+WITH_MAP = ("none", "shrink", "bayes")
+"""Denoisers that can tell by a map of the whole period where in a block the events of a slice are."""
 DENOISERS = ("none", "shrink", "vqvae", "bayes", "snh")
 ARCHITECTURES = ("local", "paper")
 LAUNCHERS = ("auto", "horovod", "torch", "horovod-spark", "torch-spark")
@@ -127,7 +130,12 @@ class GridSettings:
     """"auto" in place of cell_metres: the side follows from epsilon, k and the declared number of events, by ParamSelect."""
     block: int = 1
     """Cells are measured and published in square blocks of so many cells a side, as if the grid were that much coarser. "auto" in
-    the file: the side follows from epsilon, k and the declared number of events."""
+    the file: the side follows from epsilon, k and the declared number of events; so do slice_block and the shares of epsilon,
+    where neither is given."""
+    slice_block: int = 0
+    """Side, in cells, of the larger blocks in which single slices are measured; where in them the events are is told by a map of
+    the whole period in blocks of `block` cells, which is measured apart (privacy.shares.map). 0: slices are measured as they are
+    published, and there is no such map."""
 
     def __post_init__(self) -> None:
         _must(self.rho in ("", "auto"), "grid.rho", "a number of metres or 'auto'", repr(self.rho))
@@ -145,13 +153,31 @@ class GridSettings:
         cells = self.fine()
         is_whole = cells.rows % self.block == 0 and cells.cols % self.block == 0
         _must(is_whole, "grid.block", f"a divisor of the {cells.rows} rows and the {cells.cols} cols", self.block)
+        is_larger = self.slice_block == 0 or (self.slice_block > self.block and self.slice_block % self.block == 0)
+        _must(is_larger, "grid.slice_block", "0, or a multiple of grid.block and larger", self.slice_block)
+        is_whole = self.slice_block == 0 or (cells.rows % self.slice_block == 0 and cells.cols % self.slice_block == 0)
+        _must(
+            is_whole, "grid.slice_block", f"0, or a divisor of the {cells.rows} rows and the {cells.cols} cols", self.slice_block
+        )
         grid = self.build()
         _must(grid.cells <= MAX_CELLS, "grid", f"at most {MAX_CELLS} cells", f"{grid.rows} x {grid.cols}")
 
     def build(self) -> Grid:
-        """The grid that is measured and published."""
+        """The grid that is published."""
+        return self._in_blocks(self.block)
+
+    def of_slices(self) -> Grid:
+        """The grid on which single slices are measured: the published one, or a coarser one beside a map."""
+        return self._in_blocks(self.slice_block or self.block)
+
+    @property
+    def coarser(self) -> int:
+        """Side, in published cells, of what is measured as one in a slice."""
+        return self.slice_block // self.block or 1
+
+    def _in_blocks(self, side: int) -> Grid:
         cells = self.fine()
-        return dataclasses.replace(cells, rows=cells.rows // self.block, cols=cells.cols // self.block)
+        return dataclasses.replace(cells, rows=cells.rows // side, cols=cells.cols // side)
 
     def fine(self) -> Grid:
         """The grid as if every cell were measured by itself."""
@@ -175,14 +201,16 @@ class Shares:
     """The number of events of each slice after bounding, whose sum is n; L1 sensitivity max_events_per_user."""
     event_count: Decimal = Decimal(0)
     """N, the number of events before bounding; sensitivity max_counted_per_user. 0 where N is declared."""
+    map: Decimal = Decimal(0)
+    """The map of the whole period, all slices together; L1 sensitivity max_events_per_user. 0 where grid.slice_block is 0."""
 
     def __post_init__(self) -> None:
-        for name in ("histogram", "totals", "event_count"):
+        for name in ("histogram", "totals", "event_count", "map"):
             _must(0 <= getattr(self, name) < 1, f"privacy.shares.{name}", "between 0 and 1", getattr(self, name))
         _must(self.histogram > 0, "privacy.shares.histogram", "above 0", self.histogram)
         _must(self.totals > 0, "privacy.shares.totals", "above 0", self.totals)
         with localcontext(prec=1000):
-            total = self.histogram + self.totals + self.event_count
+            total = self.histogram + self.totals + self.event_count + self.map
         _must(total == 1, "privacy.shares", "exactly 1 in total", total)
 
 
@@ -234,12 +262,13 @@ class Privacy:
             _must(
                 self.shares.event_count > 0, "privacy.shares.event_count", "above 0 where N is measured", self.shares.event_count
             )
-        _must(
-            self.histogram_scale <= MAX_SCALE,
-            "max_events_per_user / (epsilon * shares.histogram)",
-            f"at most {MAX_SCALE}",
-            f"about 10^{len(str(self.histogram_scale.__floor__())) - 1}",
-        )
+        for name, scale in (("histogram", self.histogram_scale), ("map", self.map_scale)):
+            _must(
+                scale is None or scale <= MAX_SCALE,
+                f"max_events_per_user / (epsilon * shares.{name})",
+                f"at most {MAX_SCALE}",
+                f"about 10^{len(str((scale or 0).__floor__())) - 1}",
+            )
 
     def _scale(self, sensitivity: int, share: Decimal) -> Fraction:
         return Fraction(sensitivity) / (Fraction(self.epsilon) * Fraction(share))
@@ -253,6 +282,11 @@ class Privacy:
     def totals_scale(self) -> Fraction:
         """Scale of the noise of the total of one slice."""
         return self._scale(self.max_events_per_user, self.shares.totals)
+
+    @property
+    def map_scale(self) -> Fraction | None:
+        """Scale of the noise of one cell of the map of the whole period; None where there is none."""
+        return self._scale(self.max_events_per_user, self.shares.map) if self.shares.map else None
 
     @property
     def event_count_scale(self) -> Fraction | None:
@@ -485,6 +519,19 @@ class Policy:
             f"at most budget.cap ({self.budget.cap}), or nothing can ever be released",
             self.privacy.epsilon,
         )
+        has_map = self.grid.slice_block > 0
+        _must(
+            has_map == (self.privacy.shares.map > 0),
+            "privacy.shares.map",
+            "above 0 where grid.slice_block is given, and only there",
+            self.privacy.shares.map,
+        )
+        _must(
+            not has_map or self.denoise.method in WITH_MAP,
+            "denoise.method",
+            f"one of {', '.join(WITH_MAP)} where grid.slice_block is given",
+            repr(self.denoise.method),
+        )
         is_snh = self.release.method == "snh"
         _must((self.denoise.method == "snh") == is_snh, "denoise.method", "snh where release.method is, and only there", "not")
         if is_snh:
@@ -586,16 +633,21 @@ def _fill_in_snh(values: dict[str, typing.Any]) -> None:
 
 
 def _fill_in_block(values: dict[str, typing.Any]) -> None:
-    """The side of the blocks that are measured, where it is to be chosen."""
-    grid, privacy = (_table(values.get(name)) for name in ("grid", "privacy"))
+    """The sides of the blocks that are measured, where they are to be chosen; the shares of epsilon where they are not given."""
+    grid, privacy, period = (_table(values.get(name)) for name in ("grid", "privacy", "period"))
     if grid.get("block") != "auto":
         return
-    from heathaze.rho import select_block
+    from heathaze.rho import select_measuring
 
     sizes: typing.Any = (grid.get("rows"), grid.get("cols"))
     if not all(type(size) is int and 0 < size <= MAX_CELLS for size in sizes):
         raise PolicyError('grid.block = "auto" needs rows and cols in [grid], all above 0: blocks are made of whole cells.')
-    grid["block"] = select_block(*_public_numbers(privacy, "block"), sizes)
+    slices = period.get("slices", PeriodSettings.slices)
+    chosen = select_measuring(*_public_numbers(privacy, "block"), sizes, max(1, slices) if type(slices) is int else 1)
+    grid["block"] = chosen.block
+    if "slice_block" not in grid and "shares" not in privacy and _table(values.get("denoise")).get("method", "bayes") in WITH_MAP:
+        grid["slice_block"] = chosen.slice_block
+        privacy["shares"] = {"histogram": chosen.histogram, "totals": chosen.totals, "map": chosen.map}
 
 
 def _table(value: object) -> dict[str, typing.Any]:

@@ -1,7 +1,8 @@
 """rho: how fine to measure, chosen before any data is touched, from the number of events and epsilon.
 
 For the squares of snh, the side of a cell: ParamSelect as it is shipped. How its law was found, and what it was held against,
-is in `heathaze.evaluate.paramselect`. For a map in slices, the side of the blocks of cells that are measured as one.
+is in `heathaze.evaluate.paramselect`. For a map in slices, the sides of the blocks of cells that are measured as
+one, and how epsilon is divided.
 """
 
 from __future__ import annotations
@@ -41,42 +42,63 @@ def select_rho(n: float, epsilon: float, unit: int = 1) -> float:
     return SHIPPED.predict(n, float(epsilon) / unit)
 
 
+@dataclass(frozen=True)
+class Measuring:
+    """How a map in slices is measured: sides in cells, and how epsilon is divided."""
+
+    block: int
+    """Side of the blocks that are published."""
+    slice_block: int
+    """Side of the larger ones in which slices are measured beside a map of the whole period; 0: there is no such map."""
+    histogram: Decimal
+    totals: Decimal
+    map: Decimal
+
+
 STRENGTH, SLOPE = 0.8, 0.575
-"""Single cells are measured where a mean cell holds this many noise scales of events in all slices together; of weaker cells,
-blocks with the side (STRENGTH / strength) ^ SLOPE. Coarser ones hide more than they tell, finer ones drown. Fitted by hand
-to the best sides of the synthetic cities of `make bench BENCH=blocks`, of the cabs and of Gowalla: public data, truth known."""
+"""At event level, single cells are measured where a mean cell holds this many noise scales of events in all slices together; of
+weaker cells, blocks with the side (STRENGTH / strength) ^ SLOPE. Coarser ones hide more than they tell, finer ones drown. Fitted
+by hand to the best sides of the synthetic cities of `make bench BENCH=blocks` and of the cabs: public data, truth known."""
+
+KEPT, OF_MAP = 0.36, 1.4
+"""At user level: the part of the events of a synthetic city that bounding leaves; and the strength from which on single cells are
+measured. Of weaker cells, the map of the whole period is measured in blocks with the side (OF_MAP / strength) ^ 1/2, and slices
+in blocks (2 x slices) ^ 1/2 times as large. Fitted by hand to the best sides of synthetic cities of the seed 4 at epsilon 0.25, 1
+and 4, and of Gowalla."""
+
+FEWEST, FEWEST_OF_SLICES = 16, 3
+"""Blocks along the shorter side of the grid, at least: fewer make no map; of slices beside a map, fewer are enough."""
 
 
-KEPT, COARSER = 0.36, 0.6
-"""At user level: the part of the events of a synthetic city that bounding leaves, and by how many doublings of the side blocks
-are coarser than the law. Small boxes suffer from what bounding leaves out, whatever the noise; large ones gain."""
+def select_measuring(n: float, epsilon: float, unit: int, grid: tuple[int, int], slices: int) -> Measuring:
+    """How to measure about `n` events, of which up to `unit` of one person may be in the counts, on a grid of rows x cols cells.
 
-FEWEST = 16
-"""Blocks along the shorter side of the grid, at least: fewer make no map."""
-
-
-def select_block(n: float, epsilon: float, unit: int, grid: tuple[int, int]) -> int:
-    """The side, in cells, of the blocks to measure: of the powers of two that divide the grid, the one nearest to the law.
-
-    Slices tell of each other, so that only their sum counts. Every argument is public, as for `select_rho`.
+    Every argument is public, as for `select_rho`. At event level slices tell of each other through the denoiser, and blocks stand
+    for cells in all of them alike. At user level, noise is so much stronger that a map of all slices together is measured apart.
     """
     rows, cols = grid
-    left, coarser = (KEPT, COARSER) if unit > 1 else (1.0, 0.0)
-    strength = left * max(n, 1.0) / (rows * cols) * epsilon / unit
-    wanted = max(0.0, SLOPE * log2(STRENGTH / strength) + coarser)
+    strength = max(n, 1.0) / (rows * cols) * epsilon / unit
+    if unit == 1:
+        block = _power_of_two(SLOPE * log2(STRENGTH / strength), grid)
+        totals = Decimal("0.02") * min(5, 1 + round(log2(block)))
+        return Measuring(block, 0, 1 - totals, totals, Decimal(0))
+    block = _power_of_two(log2(OF_MAP / (KEPT * strength)) / 2, grid)
+    wanted = log2(block) + log2(2 * slices) / 2
+    sides = [side for side in range(2 * block, min(grid) // FEWEST_OF_SLICES + 1, block) if rows % side == cols % side == 0]
+    if block == 1 or slices == 1 or not sides:
+        totals = Decimal("0.02") if block == 1 else Decimal("0.1")
+        return Measuring(block, 0, 1 - totals, totals, Decimal(0))
+    slice_block = min(sides, key=lambda side: abs(log2(side) - wanted))
+    return Measuring(block, slice_block, Decimal("0.63"), Decimal("0.25"), Decimal("0.12"))
+
+
+def _power_of_two(wanted: float, grid: tuple[int, int]) -> int:
+    """Of the powers of two that divide the grid, the one nearest to 2 ^ wanted that leaves enough blocks."""
+    rows, cols = grid
     side = 1
     while log2(side) + 0.5 < wanted and rows % (2 * side) == cols % (2 * side) == 0 and min(grid) >= FEWEST * 2 * side:
         side *= 2
     return side
-
-
-def select_totals(side: int) -> Decimal:
-    """The share of epsilon for the totals of slices where blocks of this side are measured.
-
-    Where single cells can be told apart, they need it more. The larger the blocks that stand for them, the less there is to be
-    seen of small boxes, and the more large ones gain from totals: a fiftieth for every doubling, up to a tenth.
-    """
-    return Decimal("0.02") * min(5, 1 + round(log2(side)))
 
 
 def block_sums(counts: np.ndarray, side: int) -> np.ndarray:

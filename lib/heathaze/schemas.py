@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Raised whenever a column changes its name, type or meaning."""
 
 
@@ -42,7 +42,8 @@ LEDGER = TableSchema(
 NOISY = TableSchema(
     "noisy",
     "entry string, dataset string, period string, measurement string, slice int, starts_at timestamp, rows int, cols int, "
-    "scale string, noisy_total bigint, total_scale string, noisy_event_count bigint, statements string, values binary",
+    "scale string, noisy_total bigint, total_scale string, noisy_event_count bigint, statements string, values binary, "
+    "map_scale string, map binary",
     partition="entry",
     indexed=False,
 )
@@ -50,6 +51,7 @@ NOISY = TableSchema(
 
 `scale` is the rational scale of the noise of a cell. `noisy_total` is the number of events of the slice with noise of its own
 scale, and n the sum over all slices. `noisy_event_count` is the declared N where N is declared.
+Where the policy has a map of the whole period, slice 0 carries it: `map`, on the published grid, with noise of `map_scale`.
 `statements` (JSON) says for each stage that touched the data what it did and with which sensitivity.
 """
 

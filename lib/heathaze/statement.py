@@ -5,8 +5,8 @@ from __future__ import annotations
 from decimal import Decimal
 from fractions import Fraction
 
-from heathaze.policy import Policy
-from heathaze.rho import select_block, select_totals
+from heathaze.policy import WITH_MAP, Policy
+from heathaze.rho import Measuring, select_measuring
 
 
 def promise(policy: Policy) -> list[str]:
@@ -30,6 +30,11 @@ def promise(policy: Policy) -> list[str]:
         f"Of epsilon, {_share(policy, privacy.shares.histogram)} goes to the cells and "
         f"{_share(policy, privacy.shares.totals)} to the number of events used in each slice.",
     ]
+    if privacy.map_scale is not None:
+        sentences.append(
+            f"A map of the whole period on the public grid is measured apart with {_share(policy, privacy.shares.map)}: every "
+            f"cell of it gets noise of scale {float(privacy.map_scale):.4g}."
+        )
     if privacy.declared_event_count is not None:
         sentences.append(
             f"The number of events before bounding is declared: {privacy.declared_event_count:,}, a public constant."
@@ -54,26 +59,30 @@ def advice(policy: Policy) -> list[str]:
     declared, cells, privacy = policy.privacy.declared_event_count, policy.grid.fine(), policy.privacy
     if policy.release.method != "vdr" or declared is None:
         return []
-    found = []
-    side = select_block(declared, float(privacy.epsilon), privacy.max_events_per_user, (cells.rows, cells.cols))
-    if side > policy.grid.block:
-        found.append(
-            f"Advice: for {declared:,} events under this noise, blocks of {side} x {side} cells are expected to tell more than "
-            f'blocks of {policy.grid.block} x {policy.grid.block}: give grid.block = "auto".'
-        )
-    measured = max(side, policy.grid.block)
-    wanted = select_totals(measured)
-    if measured > 1 and privacy.shares.totals < wanted:
-        found.append(
-            "Advice: where blocks stand for cells, large boxes are expected to gain more from the totals of slices than small "
-            f"ones lose: give privacy.shares.totals = {wanted}, at the expense of histogram."
-        )
-    return found
+    numbers = (declared, float(privacy.epsilon), privacy.max_events_per_user)
+    chosen = select_measuring(*numbers, (cells.rows, cells.cols), policy.period.slices)
+    is_mapped = chosen.slice_block == 0 or policy.grid.slice_block > 0 or policy.denoise.method not in WITH_MAP
+    if chosen.block <= policy.grid.block and is_mapped:
+        return []
+    return [
+        f"Advice: for {declared:,} events under this noise, {_told(chosen)} are expected to tell more than "
+        f'blocks of {policy.grid.block} x {policy.grid.block}: give grid.block = "auto", and leave slice_block and shares out.'
+    ]
+
+
+def _told(chosen: Measuring) -> str:
+    blocks = f"blocks of {chosen.block} x {chosen.block} cells"
+    return (
+        f"{blocks} in a map of the whole period and of {chosen.slice_block} x {chosen.slice_block} in each slice"
+        if (chosen.slice_block)
+        else blocks
+    )
 
 
 def _blocks(policy: Policy) -> str:
-    side, cells = policy.grid.block, policy.grid.fine()
-    return "" if side == 1 else f"each of them measures {side} x {side} of the {cells.rows} x {cells.cols} cells as one; "
+    side, larger, cells = policy.grid.block, policy.grid.slice_block, policy.grid.fine()
+    told = "" if side == 1 else f"each of them measures {side} x {side} of the {cells.rows} x {cells.cols} cells as one; "
+    return told + (f"in a single slice, {larger} x {larger} cells are measured as one; " if larger else "")
 
 
 def _share(policy: Policy, share: Decimal) -> str:

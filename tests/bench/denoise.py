@@ -30,7 +30,7 @@ from heathaze.learn.shrink import shrink
 from heathaze.learn.totals import measured_again, settle_totals
 from heathaze.learn.training import TrainSettings, train
 from heathaze.policy import BayesSettings, PeriodSettings, VQVAESettings, load_policy
-from heathaze.rho import block_sums, select_block, spread_evenly
+from heathaze.rho import block_sums, select_measuring, spread_evenly
 
 CABS = Path(__file__).parents[3] / "shared" / "data" / "sf_cabs_trip_ends.parquet"
 SCALE = Fraction(5)
@@ -185,7 +185,7 @@ def blocks() -> list[dict[str, Any]]:
             noisy = (measured + discrete_laplace(np.random.default_rng(0), float(scale), measured.shape)).astype(np.int32)
             errors = score(spread_evenly(_bayes(noisy, [], scale, SMALL).settled, side), truth, workload)
             found[side] = (errors["small at records: relative"] * errors["middle at records: relative"]) ** 0.5
-        rule = select_block(int(truth.sum()), float(1 / scale), 1, (576, 576))
+        rule = select_measuring(int(truth.sum()), float(1 / scale), 1, (576, 576), slices).block
         told = {f"side_{side}": round(value, 4) for side, value in found.items()}
         row = {"shape": shape, "events": int(truth.sum()), "scale": int(scale), **told, "rule": rule}
         rows.append({**row, "of_the_best": round(found[rule] / min(found.values()), 3)})

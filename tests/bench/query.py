@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from heathaze.learn.denoiser import noise_variance
 from heathaze.policy import PeriodSettings, load_policy
 from heathaze.release.candidate import Candidate
 from heathaze.release.manifest import make_manifest
@@ -33,7 +34,7 @@ def query() -> list[dict[str, Any]]:
     candidate = _city()
     tables = Tables(str(WORK / "tables"))
     rehearsal = candidate.denoised, candidate.noisy, candidate.denoised, candidate.deviation
-    model = ErrorModel.fit([rehearsal], candidate.scale, boxes=400)
+    model = ErrorModel.fit([rehearsal], noise_variance(candidate.scale), boxes=400)
     manifest = {**make_manifest(candidate, []), "uncertainty": model.to_json()}
     publish(tables, candidate, manifest, "")
     assert candidate.deviation is not None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
@@ -15,7 +16,7 @@ from pyspark.sql import functions as F
 from scipy import stats
 
 from heathaze.collect.bound import COLUMNS, BoundSettings, bound
-from heathaze.collect.count import count, place
+from heathaze.collect.count import all_slices, coarser, count, place
 from heathaze.collect.entropy import NoiseKey
 from heathaze.collect.noise import NoiseSettings, noisy_totals, noisy_values
 from heathaze.collect.pipeline import _totals
@@ -99,6 +100,25 @@ def test_one_user_changes_the_totals_of_slices_by_k_in_sum_and_their_noise_is_of
     noisy = [noisy_totals(one, privacy, key) for one in totals]
     assert np.array_equal(np.abs(np.subtract(*noisy)), change), "the same key draws the same noise"
     assert Fraction(K) / privacy.totals_scale == Fraction(privacy.epsilon) * Fraction(privacy.shares.totals)
+
+
+def test_one_user_changes_larger_squares_and_the_map_of_all_slices_by_k_each(spark):
+    """The canary's events lie in all four slices and cells."""
+    hours = Period(MIDNIGHT.date(), 1, 4, "UTC")
+
+    def spread(user: str, events: int) -> list[tuple[object, ...]]:
+        return [(user, MIDNIGHT + timedelta(hours=6 * (i % 4)), *CENTRES[i // 4 % 4]) for i in range(events)]
+
+    made = []
+    for events in (spread("a", 5), spread("a", 5) + spread("canary", 50)):
+        frame = spark.createDataFrame(events, "user_id string, event_time timestamp, lat double, lon double")
+        histogram = count(bound(place(frame, GRID, hours), BoundSettings(K, SALTS[0], 4 * GRID.cells)), GRID)
+        made.append([Counter(), Counter()])
+        for found, counted in zip(made[-1], (coarser(histogram, GRID, 2), all_slices(histogram)), strict=True):
+            for row in counted.toArrow().to_pylist():
+                found[row["slice"], row["cell"]] += row["count"]
+    for without, with_canary in zip(*made, strict=True):
+        assert sum(abs(with_canary[where] - without[where]) for where in without | with_canary) == K
 
 
 Kernel = Callable[[np.ndarray, Fraction, int], np.ndarray]

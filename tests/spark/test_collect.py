@@ -18,7 +18,7 @@ from pyspark.sql import DataFrameWriter, SparkSession
 from tests.conftest import policy_text
 
 from heathaze.collect import pipeline
-from heathaze.collect.entropy import KeyStore, NoiseKey
+from heathaze.collect.entropy import MAP, KeyStore, NoiseKey
 from heathaze.collect.ledger import Entry
 from heathaze.collect.noise import NoiseSettings, noisy_event_count, noisy_totals, noisy_values
 from heathaze.collect.pipeline import Collection, run_bound, run_count, run_noise
@@ -145,6 +145,30 @@ def test_noisy_values_are_the_bounded_counts_plus_the_noise_of_the_entrys_key(re
     totals = exact.reshape(len(exact), -1).sum(1).tolist()
     assert len(set(totals)) > 1
     assert noisy["noisy_total"].to_pylist() == noisy_totals(totals, night.policy.privacy, key)
+
+
+def test_a_map_of_the_whole_period_is_measured_beside_larger_blocks_each_with_noise_of_its_own(spark, tmp_path):
+    shares = "[privacy.shares]\nhistogram = 0.5\ntotals = 0.25\nmap = 0.25\n"
+    policy = parse_policy(policy_text().replace("cols = 8", "cols = 8\nslice_block = 4") + shares)
+    pq.write_table(events(), tmp_path / "events.parquet")
+    night = night_of(spark, policy, tmp_path / "tables")
+    entry = run_bound(night, str(tmp_path / "events.parquet"))
+    run_count(night, entry)
+    key = NoiseKey((tmp_path / "tables" / "private" / "keys" / entry.entry).read_bytes())
+    run_noise(night, entry)
+    noisy = night.tables.load("noisy").sort_by("slice")
+    exact = exact_counts(night, entry)
+    blocks = exact.reshape(4, 2, 4, 2, 4).sum((2, 4)).reshape(4, 4)
+    assert noisy["rows"].to_pylist() == noisy["cols"].to_pylist() == [2] * 4
+    assert (noisy["scale"][0].as_py(), noisy["map_scale"][0].as_py()) == ("6", "12")
+    settings = NoiseSettings(policy.privacy.histogram_scale, key, policy.grid.of_slices(), 4)
+    for number, values in enumerate(noisy["values"].to_pylist()):
+        assert values == noisy_values(number, np.arange(4), blocks[number], settings).tobytes()
+    of_map = NoiseSettings(policy.privacy.map_scale, key, night.grid, 1, MAP)
+    (only, *none) = noisy["map"].to_pylist()
+    assert only == noisy_values(0, np.arange(64), exact.sum(0), of_map).tobytes() and none == [None] * 3
+    told = {statement["stage"]: statement["sensitivity"] for statement in json.loads(noisy["statements"][0].as_py())}
+    assert all("L1 sensitivity of the counts stays k" in told[stage] for stage in ("coarser", "all_slices"))
 
 
 def test_measured_N_counts_at_most_the_declared_number_of_each_user_and_gets_noise(released):

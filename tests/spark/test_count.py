@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from heathaze.collect.count import cell_of, count, place, slice_of
+from heathaze.collect.count import all_slices, cell_of, coarser, count, place, slice_of
 from heathaze.grid import Grid, Period
 
 GRIDS = [
@@ -97,3 +97,23 @@ def test_slices_of_a_period_of_several_days_go_on_over_midnight(spark):
     there = np.full(6, 40.05), np.full(6, -73.95)
     found = sample_of(spark, times, *there).select("event_time", slice_of(period).alias("slice")).toArrow().sort_by("event_time")
     assert found["slice"].to_pylist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_larger_squares_and_all_slices_together_hold_what_their_cells_hold(spark):
+    grid, random = Grid(40.0, -74.0, 40.1, -73.9, 8, 12), np.random.default_rng(3)
+    exact = random.poisson(0.3, (3, 8, 12))
+    slices, rows, cols = np.nonzero(exact)
+    kinds = {"slice": pa.int32(), "cell": pa.int32(), "count": pa.int64()}
+    columns = (slices, rows * grid.cols + cols, exact[slices, rows, cols])
+    histogram = spark.createDataFrame(pa.table([pa.array(c, k) for c, k in zip(columns, kinds.values(), strict=True)], [*kinds]))
+
+    def dense(frame: DataFrame, shape: tuple[int, ...]) -> np.ndarray:
+        found = np.zeros(shape, dtype=int)
+        for row in frame.toArrow().to_pylist():
+            assert found.reshape(len(found), -1)[row["slice"], row["cell"]] == 0, "each square is there once"
+            found.reshape(len(found), -1)[row["slice"], row["cell"]] = row["count"]
+        return found
+
+    squares = exact.reshape(3, 2, 4, 3, 4).sum((2, 4))
+    assert np.array_equal(dense(coarser(histogram, grid, 4), squares.shape), squares)
+    assert np.array_equal(dense(all_slices(histogram), (1, 8, 12)), exact.sum(0, keepdims=True))

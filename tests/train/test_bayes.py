@@ -20,7 +20,7 @@ from heathaze.learn.distributed import alone
 from heathaze.learn.shrink import shrink
 from heathaze.learn.tree import settle
 from heathaze.policy import BayesSettings, parse_policy
-from heathaze.rho import block_sums, select_block, spread_evenly
+from heathaze.rho import block_sums, select_measuring, spread_evenly
 
 SCALE = Fraction(5)
 SMALL = BayesSettings(rates=24, hidden=32, cells=120_000, batch=4_096, epochs=6)
@@ -191,7 +191,7 @@ def test_blocks_chosen_from_public_numbers_beat_cells_where_noise_drowns_them() 
     answers = {
         name: learned_methods(policy)[name](truth, Meter(Fraction(1, 20), 1, seed=0)) for name in ("bayes", "bayes_blocks")
     }
-    side = select_block(1000, 0.05, 1, (48, 48))
+    side = select_measuring(1000, 0.05, 1, (48, 48), 4).block
     assert side > 1
     blocks = answers["bayes_blocks"]
     assert np.allclose(blocks, spread_evenly(block_sums(blocks, side), side), atol=1e-4)

@@ -29,7 +29,7 @@ from heathaze.evaluate.workloads import draw_workload, score
 from heathaze.policy import Policy, parse_policy
 from heathaze.release.forecast import theta
 from heathaze.release.sums import prefix_sum
-from heathaze.rho import block_sums, select_block, spread_evenly
+from heathaze.rho import block_sums, select_measuring, spread_evenly
 
 EPSILON = Decimal("0.5")
 SHAPE = (8, 48, 48)
@@ -300,9 +300,15 @@ def test_a_denoiser_is_scaled_like_the_others_and_also_as_a_release_would(events
 
 
 def test_blocks_are_the_coarser_the_weaker_the_signal_and_divide_the_grid():
-    sides = [select_block(n, 1.0, 20, (576, 576)) for n in (10**8, 10**6, 10**5, 10**4, 1)]
-    assert sides == sorted(sides) and sides[0] == 1 and sides[-1] == 32
-    assert select_block(1, 1.0, 20, (45, 60)) == 1
+    for unit, last in ((1, (32, 0)), (20, (32, 96))):
+        chosen = [select_measuring(n, 1.0, unit, (576, 576), 8) for n in (10**9, 10**6, 10**5, 10**4, 1)]
+        sides = [(one.block, one.slice_block) for one in chosen]
+        assert sides == sorted(sides) and sides[0] == (1, 0) and sides[-1] == last
+        assert all(one.histogram + one.totals + one.map == 1 and (one.map > 0) == (one.slice_block > 0) for one in chosen)
+        assert all(576 % one.slice_block == one.slice_block % one.block == 0 for one in chosen if one.slice_block)
+    odd = select_measuring(1, 1.0, 20, (45, 60), 8)
+    assert (odd.block, odd.slice_block) == (1, 0)
+    assert select_measuring(10**5, 1.0, 20, (576, 576), 1).slice_block == 0, "one slice is its own map"
     counts = np.random.default_rng(0).integers(0, 9, (2, 12, 8))
     assert (block_sums(counts, 4).sum((1, 2)) == counts.sum((1, 2))).all()
     assert spread_evenly(block_sums(counts, 4), 4)[0, 5, 6] == counts[0, 4:8, 4:8].sum() / 16

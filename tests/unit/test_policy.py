@@ -13,10 +13,11 @@ from tests.conftest import ROOT, policy_text
 from heathaze.cli import main
 from heathaze.errors import PolicyError
 from heathaze.policy import DENOISERS, METHODS, Budget, GridSettings, Policy, as_dict, load_policy, parse_policy
-from heathaze.rho import select_block, select_totals
+from heathaze.rho import select_measuring
 from heathaze.statement import advice, promise
 
 MEASURED = "declared_event_count = 1000", "max_counted_per_user = 50"
+WITH_MAP_SHARES = "[budget]", "[privacy.shares]\nhistogram = 0.7\ntotals = 0.1\nmap = 0.2\n[budget]"
 SHARES = "[privacy.shares]\nhistogram = {histogram}\ntotals = {totals}\nevent_count = {event_count}\n[budget]"
 
 
@@ -427,13 +428,44 @@ def test_blocks_make_the_measured_grid_coarser_and_the_promise_says_so():
 
 def test_the_side_of_blocks_is_chosen_from_public_numbers():
     rows = ("rows = 8", "rows = 64"), ("cols = 8", 'cols = 64\nblock = "auto"')
-    policy = parse_policy(edited(*rows))
-    assert policy.grid.block == select_block(1000, 1.0, 3, (64, 64)) > 1
+    policy, chosen = parse_policy(edited(*rows)), select_measuring(1000, 1.0, 3, (64, 64), 4)
+    assert (policy.grid.block, policy.grid.slice_block) == (chosen.block, chosen.slice_block)
+    assert policy.grid.slice_block > policy.grid.block > 1
+    shares = policy.privacy.shares
+    assert (shares.histogram, shares.totals, shares.map) == (chosen.histogram, chosen.totals, chosen.map)
     assert "declared_event_count" in refusal(edited(*rows, MEASURED))
-    assert not any("grid.block" in one for one in advice(policy))
+    assert advice(policy) == []
     assert advice(parse_policy(edited(MEASURED, with_shares("0.9", "0.02", "0.08")))) == []
     finer = parse_policy(edited(rows[0], ("cols = 8", "cols = 64")))
-    assert f"blocks of {policy.grid.block} x {policy.grid.block} cells" in advice(finer)[0]
+    assert (
+        f"blocks of {chosen.block} x {chosen.block} cells in a map of the whole period and of {chosen.slice_block}"
+        in advice(finer)[0]
+    )
+
+
+def test_what_a_policy_says_of_shares_or_slices_is_not_chosen_for_it():
+    rows = ("rows = 8", "rows = 64"), ("cols = 8", 'cols = 64\nblock = "auto"')
+    for policy in (
+        parse_policy(edited(*rows, with_shares("0.9", "0.1"))),
+        parse_policy(edited(rows[0], (rows[1][0], rows[1][1] + "\nslice_block = 0"))),
+        parse_policy(edited(*rows, ('method = "shrink"', 'method = "vqvae"'))),
+    ):
+        assert policy.grid.block > 1 and policy.grid.slice_block == policy.privacy.shares.map == 0
+
+
+def test_a_map_of_the_whole_period_is_measured_beside_larger_blocks_and_the_promise_says_so():
+    policy = parse_policy(edited(("cols = 8", "cols = 8\nblock = 2\nslice_block = 4"), WITH_MAP_SHARES))
+    grid, slices = policy.grid.build(), policy.grid.of_slices()
+    assert (grid.rows, slices.rows, policy.grid.coarser) == (4, 2, 2)
+    told = " ".join(promise(policy))
+    assert "in a single slice, 4 x 4 cells are measured as one" in told
+    assert (
+        "A map of the whole period on the public grid is measured apart with 0.2: every cell of it gets noise of scale 15" in told
+    )
+    privacy = policy.privacy
+    assert privacy.map_scale == Fraction(3) / (Fraction(privacy.epsilon) * Fraction(1, 5))
+    k = Fraction(privacy.max_events_per_user)
+    assert k / privacy.histogram_scale + k / privacy.totals_scale + k / privacy.map_scale == Fraction(privacy.epsilon)
 
 
 @pytest.mark.parametrize(
@@ -443,25 +475,29 @@ def test_the_side_of_blocks_is_chosen_from_public_numbers():
         (("cols = 8", "cols = 8\nblock = 0"), "grid.block must be at least 1"),
         (("cols = 8", 'cols = 8\nblock = "fine"'), "'grid.block' must be a whole number"),
         (("rows = 8\ncols = 8", 'cell_metres = 500\nblock = "auto"'), "needs rows and cols in [grid]"),
+        (("cols = 8", "cols = 8\nslice_block = 3"), "grid.slice_block must be 0, or a divisor of the 8 rows"),
+        (
+            ("cols = 8", "cols = 8\nblock = 4\nslice_block = 4"),
+            "grid.slice_block must be 0, or a multiple of grid.block and larger",
+        ),
+        (("cols = 8", "cols = 8\nslice_block = -2"), "grid.slice_block must be 0, or a multiple"),
+        (("cols = 8", "cols = 8\nslice_block = 2"), "privacy.shares.map must be above 0 where grid.slice_block is given"),
+        (WITH_MAP_SHARES, "privacy.shares.map must be above 0 where grid.slice_block is given, and only there"),
     ],
 )
 def test_blocks_that_cannot_be_are_refused(change, words):
     assert words in refusal(edited(change))
 
 
-def test_a_larger_share_for_totals_is_advised_where_blocks_stand_for_cells_and_only_there():
-    rows = ("rows = 8", "rows = 64"), ("cols = 8", 'cols = 64\nblock = "auto"')
-    [found] = advice(parse_policy(edited(*rows)))
-    wanted = Decimal(re.findall(r"privacy.shares.totals = ([\d.]+\d)", found)[0])
-    assert Decimal("0.02") < wanted == select_totals(select_block(1000, 1.0, 3, (64, 64))) <= Decimal("0.1")
-    assert advice(parse_policy(edited(*rows, with_shares(str(1 - wanted), str(wanted))))) == []
-    for shares in (with_shares("0.98", "0.02"), with_shares("0.99", "0.01")):
-        assert advice(parse_policy(edited(("epsilon = 1.0", "epsilon = 5.0"), shares))) == []
+def test_a_denoiser_that_knows_no_maps_is_refused_beside_one():
+    changes = ("cols = 8", "cols = 8\nslice_block = 2"), WITH_MAP_SHARES, ('method = "shrink"', 'method = "vqvae"')
+    assert "denoise.method must be one of none, shrink, bayes" in refusal(edited(*changes))
 
 
-def test_blocks_leave_at_least_sixteen_along_a_side():
-    assert select_block(1, 0.001, 1000, (576, 576)) == 32
-    assert select_block(1, 0.001, 1000, (16, 1024)) == 1
+def test_blocks_leave_at_least_sixteen_along_a_side_and_of_slices_three():
+    found = select_measuring(1, 0.001, 1000, (576, 576), 24)
+    assert (found.block, found.slice_block) == (32, 192)
+    assert select_measuring(1, 0.001, 1000, (16, 1024), 24).block == 1
 
 
 def test_the_noise_of_cells_totals_and_N_together_costs_exactly_epsilon():

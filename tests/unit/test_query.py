@@ -20,7 +20,7 @@ from tests.nights import candidate_of, draw_noise
 
 from heathaze.errors import InputError
 from heathaze.grid import Period
-from heathaze.learn.denoiser import Denoised
+from heathaze.learn.denoiser import Denoised, noise_variance
 from heathaze.policy import parse_policy
 from heathaze.release import query
 from heathaze.release.forecast import theta
@@ -33,6 +33,7 @@ from heathaze.release.uncertainty import ErrorModel, NoiseLaw, chance_of
 from heathaze.tables import Tables
 
 SCALE = Fraction(5)
+VARIANCE = noise_variance(SCALE)
 Sizes = tuple[int, int, int]
 
 
@@ -202,7 +203,7 @@ def off(found: dict[str, np.ndarray], name: str) -> float:
 @pytest.fixture(scope="module")
 def warm_model() -> ErrorModel:
     """Learnt in one rehearsal."""
-    return ErrorModel.fit([warm_city(1)], SCALE)
+    return ErrorModel.fit([warm_city(1)], VARIANCE)
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +250,7 @@ def test_large_boxes_are_answered_by_the_noisy_sum_where_the_estimate_is_biased(
 
 
 def test_large_boxes_are_answered_by_the_estimate_where_nearly_nothing_is_there() -> None:
-    model = ErrorModel.fit([cold_city(1)], SCALE)
+    model = ErrorModel.fit([cold_city(1)], VARIANCE)
     found = [judged(model, cold_city(seed), (4, 40, 40)) for seed in range(2, 30)]
     assert all((one["weight"] == 1).all() for one in found)
     assert np.mean([held(one) for one in found]) >= 0.85
@@ -257,7 +258,7 @@ def test_large_boxes_are_answered_by_the_estimate_where_nearly_nothing_is_there(
 
 def test_without_deviations_the_model_goes_by_the_estimate(warm_cities: list[tuple[np.ndarray, ...]]) -> None:
     truth, noisy, estimate, _ = warm_city(1)
-    model = ErrorModel.fit([(truth, noisy, estimate, None)], SCALE)
+    model = ErrorModel.fit([(truth, noisy, estimate, None)], VARIANCE)
     for at_records in (False, True):
         coverage = np.mean([held(judged(model, city, (1, 3, 3), at_records, claims=False)) for city in warm_cities[:3]])
         assert 0.85 <= coverage <= 0.97
@@ -266,13 +267,13 @@ def test_without_deviations_the_model_goes_by_the_estimate(warm_cities: list[tup
 def test_an_empty_rehearsal_can_be_learnt_from() -> None:
     shape = (2, 12, 17)
     noise = draw_noise(shape, float(SCALE), np.random.default_rng(0))
-    model = ErrorModel.fit([(np.zeros(shape), noise, np.zeros(shape), np.zeros(shape))], SCALE)
+    model = ErrorModel.fit([(np.zeros(shape), noise, np.zeros(shape), np.zeros(shape))], VARIANCE)
     found = model.answer(np.zeros(1), np.array([50.0]), np.zeros(1), np.array([204.0]), np.array([2.0]))
     assert found.answer[0] == 0 and np.isfinite([found.low[0], found.high[0]]).all()
 
 
 def test_several_rehearsals_are_taken_together(warm_cities: list[tuple[np.ndarray, ...]]) -> None:
-    model = ErrorModel.fit([warm_city(seed) for seed in (1, 2, 3)], SCALE, boxes=1500)
+    model = ErrorModel.fit([warm_city(seed) for seed in (1, 2, 3)], VARIANCE, boxes=1500)
     coverage = np.mean([held(judged(model, city, (1, 8, 8))) for city in warm_cities])
     assert 0.85 <= coverage <= 0.95
 
@@ -280,8 +281,8 @@ def test_several_rehearsals_are_taken_together(warm_cities: list[tuple[np.ndarra
 def test_what_rehearsals_lack_is_seen_in_the_noisy_sums_of_the_night() -> None:
     """Rehearsed by an estimate that sees all events, asked of one that sees half of them."""
     nights = [warm_city(seed, bias=0.5) for seed in range(20, 24)]
-    blind = ErrorModel.fit([warm_city(1, bias=1.0)], SCALE)
-    warned = [ErrorModel.fit([warm_city(1, bias=1.0)], SCALE, night[1:]) for night in nights]
+    blind = ErrorModel.fit([warm_city(1, bias=1.0)], VARIANCE)
+    warned = [ErrorModel.fit([warm_city(1, bias=1.0)], VARIANCE, night[1:]) for night in nights]
     for size in ((1, 4, 4), (1, 8, 8), (2, 16, 16)):
         without = [judged(blind, night, size, at_records=True) for night in nights]
         found = [judged(model, night, size, at_records=True) for model, night in zip(warned, nights, strict=True)]
@@ -292,7 +293,7 @@ def test_what_rehearsals_lack_is_seen_in_the_noisy_sums_of_the_night() -> None:
 
 def test_a_night_like_its_rehearsal_changes_little(warm_model: ErrorModel, warm_cities: list[tuple[np.ndarray, ...]]) -> None:
     night = warm_cities[0]
-    warned = ErrorModel.fit([warm_city(1)], SCALE, night[1:])
+    warned = ErrorModel.fit([warm_city(1)], VARIANCE, night[1:])
     for size in ((1, 1, 1), (1, 8, 8), (4, 64, 64)):
         before, after = (judged(model, night, size) for model in (warm_model, warned))
         assert np.mean(after["high"] - after["low"]) == pytest.approx(np.mean(before["high"] - before["low"]), rel=0.25)
@@ -329,7 +330,7 @@ def test_an_answer_says_what_it_stands_on(warm_model: ErrorModel) -> None:
 def test_nothing_is_below_0_where_the_policy_promises_it() -> None:
     shape = (2, 30, 30)
     noise = draw_noise(shape, float(SCALE), np.random.default_rng(4))
-    model = ErrorModel.fit([(np.zeros(shape), noise, np.zeros(shape), np.zeros(shape))], SCALE)
+    model = ErrorModel.fit([(np.zeros(shape), noise, np.zeros(shape), np.zeros(shape))], VARIANCE)
     release = release_of(np.zeros(shape), noise - 2, np.ones(shape), uncertainty=model.to_json())
     for made in (release, dataclasses.replace(release, manifest={**release.manifest, "uncertainty": None})):
         answers = count(made, made.boxes())

@@ -30,6 +30,26 @@ def count(sample: DataFrame, grid: Grid) -> DataFrame:
     return counted.select(time_slice.cast("int").alias("slice"), cell.cast("int").alias("cell"), "count")
 
 
+def coarser(histogram: DataFrame, grid: Grid, side: int) -> DataFrame:
+    """slice, cell, count of squares of `side` x `side` cells of the grid, numbered as the cells of a grid that much coarser.
+
+    Sensitivity: each cell lies in one square, so the L1 sensitivity of the counts stays k.
+    """
+    col = F.col("cell") % grid.cols
+    row = (F.col("cell") - col) / grid.cols  # whole
+    square = F.floor(row / side) * (grid.cols // side) + F.floor(col / side)
+    return histogram.groupBy("slice", square.cast("int").alias("cell")).agg(F.sum("count").alias("count"))
+
+
+def all_slices(histogram: DataFrame) -> DataFrame:
+    """slice, cell, count of the whole period: the counts of each cell over all slices, as those of slice 0.
+
+    Sensitivity: each event falls in one cell, whatever its slice, so the L1 sensitivity of the counts stays k.
+    """
+    summed = histogram.groupBy("cell").agg(F.sum("count").alias("count"))
+    return summed.select(F.lit(0).alias("slice"), "cell", "count")
+
+
 def cell_of(grid: Grid) -> Column:
     """The cell of a point inside the box; the arithmetic of `Grid.cells_of`, to the bit."""
     row = F.least(F.floor((F.col("lat") - grid.south) * grid.rows_per_degree), F.lit(grid.rows - 1))

@@ -38,7 +38,7 @@ CHUNK = 1 << 16
 """Words per vectorised step: 512 KB, so that a step stays in the cache."""
 
 # Domains of the keystream. No two draws share a word.
-CELLS, TOTALS, EVENT_COUNT, SALT, SELF_CHECK = range(0, 10, 2)
+CELLS, TOTALS, EVENT_COUNT, SALT, SELF_CHECK, MAP = range(0, 12, 2)
 """Even numbers; domain + 1 holds the further bits of a draw that its first word did not decide."""
 
 

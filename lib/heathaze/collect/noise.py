@@ -29,6 +29,8 @@ class NoiseSettings:
     """Every cell of it gets noise."""
     slices: int
     """Number of time slices; every one is written."""
+    domain: int = entropy.CELLS
+    """Of the keystream: no two tables share a word of it."""
 
 
 def add_noise(histogram: DataFrame, settings: NoiseSettings) -> DataFrame:
@@ -66,7 +68,7 @@ def noisy_values(number: int, cell: np.ndarray, count: np.ndarray, settings: Noi
     cells = settings.grid.cells
     exact = np.zeros(cells, dtype=np.int64)
     exact[cell] = count
-    noise = entropy.sampler(settings.scale).sample(settings.key, entropy.CELLS, number * cells, cells)
+    noise = entropy.sampler(settings.scale).sample(settings.key, settings.domain, number * cells, cells)
     limits = np.iinfo(np.int32)
     return np.clip(exact + noise, limits.min, limits.max).astype("<i4")
 

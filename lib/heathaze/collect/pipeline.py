@@ -19,8 +19,8 @@ from pyspark.sql import functions as F
 from heathaze.collect import bound as bounding
 from heathaze.collect import events as incoming
 from heathaze.collect import noise as noising
-from heathaze.collect.count import count, place
-from heathaze.collect.entropy import KeyStore, NoiseKey, self_check
+from heathaze.collect.count import all_slices, coarser, count, place
+from heathaze.collect.entropy import MAP, KeyStore, NoiseKey, self_check
 from heathaze.collect.ledger import Entry, Ledger
 from heathaze.collect.private import PrivateTables
 from heathaze.errors import InputError, KeyDestroyed
@@ -75,7 +75,7 @@ def run_bound(night: Collection, events_address: str) -> Entry:
     source = incoming.find_source(night.spark, events_address, night.policy, night.period)
     incoming.read_source(night.spark, source, night.policy, night.period)
     night.say("testing the noise sampler")
-    self_check(night.policy.privacy.histogram_scale)
+    _check_sampler(night.policy)
     night.say("charging the ledger")
     night.tables.check_versions(night.spark)
     night.keys.prepare()
@@ -115,7 +115,7 @@ def run_count(night: Collection, entry: Entry) -> None:
 
 
 def run_noise(night: Collection, entry: Entry) -> None:
-    """Add noise to every cell and write the noisy tensor; then the key is destroyed."""
+    """Add noise to every cell, and to the map of the period where there is one, and write them; then the key is destroyed."""
     if not is_released(night, entry):
         if not _is_done(night, "histogram", entry):
             raise InputError(f"the events of {entry.dataset}/{entry.period} are not counted yet: run count first.")
@@ -123,18 +123,20 @@ def run_noise(night: Collection, entry: Entry) -> None:
         if key is None:
             return
         night.say("testing the noise sampler")
-        self_check(privacy.histogram_scale)
-        night.say(f"drawing noise for {night.grid.cells * night.period.slices:,} cells")
+        _check_sampler(night.policy)
+        grid, side = night.policy.grid.of_slices(), night.policy.grid.coarser
+        night.say(f"drawing noise for {grid.cells * night.period.slices:,} cells")
         histogram = night.tables.read("histogram", night.spark).where(F.col("entry") == entry.entry)
-        settings = noising.NoiseSettings(privacy.histogram_scale, key, night.grid, night.period.slices)
+        settings = noising.NoiseSettings(privacy.histogram_scale, key, grid, night.period.slices)
         totals = noising.noisy_totals(_totals(histogram, night.period.slices), privacy, key)
         event_count = privacy.declared_event_count
         if event_count is None:
             event_count = noising.noisy_event_count(_counter(night, entry, "clipped_event_count"), privacy, key)
         every_slice = list(zip(range(night.period.slices), night.period.edges[:-1], totals, strict=True))
         slices = night.spark.createDataFrame(every_slice, "slice int, starts_at timestamp, noisy_total bigint")
-        noisy = noising.add_noise(histogram, settings).join(F.broadcast(slices), on="slice", how="inner")
-        noisy = noisy.select(
+        counted = histogram if side == 1 else coarser(histogram, night.grid, side)
+        noisy = noising.add_noise(counted, settings).join(F.broadcast(slices), on="slice", how="inner")
+        noisy = _with_map(night, noisy, histogram, key).select(
             "slice",
             "starts_at",
             "values",
@@ -143,20 +145,41 @@ def run_noise(night: Collection, entry: Entry) -> None:
             F.lit(entry.dataset).alias("dataset"),
             F.lit(entry.period).alias("period"),
             F.lit(entry.measurement).alias("measurement"),
-            F.lit(night.grid.rows).alias("rows"),
-            F.lit(night.grid.cols).alias("cols"),
+            F.lit(grid.rows).alias("rows"),
+            F.lit(grid.cols).alias("cols"),
             F.lit(str(privacy.histogram_scale)).alias("scale"),
             F.lit(str(privacy.totals_scale)).alias("total_scale"),
             F.lit(event_count).cast("bigint").alias("noisy_event_count"),
             F.lit(json.dumps(statements(night.policy))).alias("statements"),
+            F.lit(None if privacy.map_scale is None else str(privacy.map_scale)).cast("string").alias("map_scale"),
+            "map",
         )
         night.tables.append_once("noisy", noisy, token=_token(entry, "noisy"))
     night.keys.destroy(entry.entry)
 
 
+def _check_sampler(policy: Policy) -> None:
+    """Test the noise sampler at the scale of cells, and at that of the map where there is one."""
+    self_check(policy.privacy.histogram_scale)
+    if policy.privacy.map_scale is not None:
+        self_check(policy.privacy.map_scale)
+
+
+def _with_map(night: Collection, noisy: DataFrame, histogram: DataFrame, key: NoiseKey) -> DataFrame:
+    """The noisy slices with a column `map`: in slice 0 the noisy counts of the whole period, where the policy has such a map."""
+    scale = night.policy.privacy.map_scale
+    if scale is None:
+        return noisy.withColumn("map", F.lit(None).cast("binary"))
+    settings = noising.NoiseSettings(scale, key, night.grid, 1, MAP)
+    noisy_map = noising.add_noise(all_slices(histogram), settings).withColumnRenamed("values", "map")
+    return noisy.join(F.broadcast(noisy_map), on="slice", how="left")
+
+
 def statements(policy: Policy) -> list[dict[str, str]]:
     """What each stage that touches people's data does, and with which sensitivity: from the docstrings of the code that ran."""
     stages = [incoming.usable, place, bounding.bound, count, noising.add_noise, noising.noisy_totals]
+    if policy.privacy.map_scale is not None:
+        stages[4:4] = [coarser, all_slices]
     if policy.privacy.max_counted_per_user is not None:
         stages.append(noising.noisy_event_count)
     told = []

@@ -29,7 +29,7 @@ from heathaze.learn.denoiser import noise_variance
 from heathaze.learn.families import season_of
 from heathaze.policy import MAX_SCALE, Policy
 from heathaze.release.refine import Measured, finish, refine
-from heathaze.release.rehearsal import Scales, rehearse
+from heathaze.release.rehearsal import rehearse
 from heathaze.release.sums import prefix_sum
 from heathaze.rho import spread_evenly
 
@@ -137,16 +137,18 @@ def _answers(
     if name not in (*DENOISERS, BLOCKS):
         return {name: method(counts, meter) * up}
     look = denoise(policy, name, counts, meter)
-    measured = Measured(size, int(events), noise_variance(look.plan.scale))
-    refined = refine(look.found.values, look.found.deviation, look.noisy, measured, policy.refine).values
+    measured = Measured(size, int(events), noise_variance(look.plan.scales.cell))
+    refined = refine(look.found.values, look.found.deviation, look.measured.slices, measured, policy.refine).values
     answers = {name: finish(look.found.values * up, policy.refine), f"{name}{AS_RELEASED}": refined}
     return {label: spread_evenly(answer, look.plan.side) for label, answer in answers.items()}
 
 
 def _blocks(policy: Policy, name: str, meter: Meter) -> str:
     """What a table says of a method that measures blocks of cells."""
-    side = plan_of(policy, name, meter.epsilon, meter.unit).side
-    return "" if side == 1 else f"blocks of {side} x {side} cells"
+    plan = plan_of(policy, name, meter.epsilon, meter.unit)
+    told = "" if plan.side == 1 else f"blocks of {plan.side} x {plan.side} cells"
+    side = plan.side * plan.scales.side
+    return told if side == plan.side else f"{told}, in slices of {side} x {side}"
 
 
 def check(
@@ -210,8 +212,8 @@ def coverage(events: Events, policy: Policy, epsilon: Decimal, method: str, seed
 
 
 def _held(look: Look, truth: np.ndarray, workload: Workload, policy: Policy, seed: int) -> dict[str, Held]:
-    noisy, found, plan = look.noisy, look.found, look.plan
-    model = rehearse(found, noisy, Scales(plan.scale, plan.total_scale or plan.scale), look.again, policy.refine, seed)
+    noisy, found = look.measured.slices, look.found
+    model = rehearse(found, noisy, look.plan.scales, look.again, policy.refine, seed)
     published, noised, exactly = (prefix_sum(tensor) for tensor in (finish(found.values, policy.refine), noisy, truth))
     squares = None if found.deviation is None else prefix_sum(found.deviation, 2)
     held = {}

@@ -17,13 +17,14 @@ from heathaze.learn.bayes_training import BayesLearner, estimate, schedule_of
 from heathaze.learn.denoiser import Denoised, noise_variance
 from heathaze.learn.distributed import alone
 from heathaze.learn.families import season_of
+from heathaze.learn.maps import Measurement, Scales, estimate_night
 from heathaze.learn.shrink import shrink
-from heathaze.learn.totals import Totals, settle_totals
+from heathaze.learn.totals import Totals
 from heathaze.learn.training import Learner, TrainSettings, train
 from heathaze.learn.vqvae_training import RESOLUTIONS, VQVAELearner, denoise_slice
 from heathaze.policy import Policy
 from heathaze.release.refine import finish
-from heathaze.rho import block_sums, select_block, select_totals, spread_evenly
+from heathaze.rho import Measuring, block_sums, select_measuring, spread_evenly
 
 Denoise = Callable[[np.ndarray], Denoised]
 """A denoiser that is ready: trained where it needs to be."""
@@ -34,7 +35,8 @@ DENOISERS = ("shrink", "vqvae", "bayes")
 
 
 BLOCKS = "bayes_blocks"
-"""bayes as `heathaze policy check` advises to measure: blocks of cells and a share for totals that follow from public numbers."""
+"""bayes as `heathaze policy check` advises to measure: blocks of cells, shares of epsilon and, at user level, a map of the whole
+period, which all follow from public numbers."""
 
 
 TOTALLED = ("bayes", BLOCKS)
@@ -47,10 +49,10 @@ class Plan:
 
     side: int
     """Of the blocks that stand for cells, in cells."""
-    scale: Fraction
-    """Of the noise of one of them."""
-    total_scale: Fraction | None
-    """Of the noise of the total of one slice; None where totals are not measured."""
+    scales: Scales
+    """Of the noise of what is measured."""
+    has_totals: bool
+    """Whether the totals of slices are measured."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,10 @@ class Look:
     """One measurement, and what a denoiser makes of it."""
 
     plan: Plan
-    noisy: np.ndarray
+    measured: Measurement
     found: Denoised
-    again: Callable[[np.ndarray, Totals | None], Denoised]
-    """The same denoising of other measurements; totals are None where none are measured."""
+    again: Callable[[Measurement], Denoised]
+    """The same denoising of other measurements."""
 
 
 def learned_methods(policy: Policy) -> dict[str, Method]:
@@ -82,47 +84,58 @@ def plan_of(policy: Policy, name: str, epsilon: Fraction, unit: int) -> Plan:
 
     BLOCKS measures as `heathaze policy check` advises from public numbers, bayes as the policy says.
     """
-    cells, side = policy.grid.fine(), 1
     shares = policy.privacy.shares
-    totals = Fraction(shares.totals) / (Fraction(shares.totals) + Fraction(shares.histogram))
-    if name == BLOCKS:
-        declared = policy.privacy.declared_event_count
-        if declared is None:
-            raise InputError(f"{BLOCKS} needs privacy.declared_event_count in the policy: blocks follow from public numbers.")
-        side = select_block(declared, float(epsilon), unit, (cells.rows, cells.cols))
-        totals = Fraction(select_totals(side))
     if name not in TOTALLED:
-        return Plan(side, unit / epsilon, None)
-    return Plan(side, unit / (epsilon * (1 - totals)), unit / (epsilon * totals))
+        return Plan(1, Scales(unit / epsilon, unit / epsilon), False)
+    if name != BLOCKS:
+        totals = Fraction(shares.totals) / (Fraction(shares.totals) + Fraction(shares.histogram))
+        return Plan(1, Scales(unit / (epsilon * (1 - totals)), unit / (epsilon * totals)), True)
+    chosen = chosen_measuring(policy, epsilon, unit)
+    whole = unit / (epsilon * Fraction(chosen.map)) if chosen.map else None
+    cells, slices = (unit / (epsilon * Fraction(share)) for share in (chosen.histogram, chosen.totals))
+    return Plan(chosen.block, Scales(cells, slices, whole, max(1, chosen.slice_block // chosen.block)), True)
+
+
+def chosen_measuring(policy: Policy, epsilon: Fraction, unit: int) -> Measuring:
+    """How BLOCKS measures."""
+    declared, cells = policy.privacy.declared_event_count, policy.grid.fine()
+    if declared is None:
+        raise InputError(f"{BLOCKS} needs privacy.declared_event_count in the policy: blocks follow from public numbers.")
+    return select_measuring(declared, float(epsilon), unit, (cells.rows, cells.cols), policy.period.slices)
 
 
 def denoise(policy: Policy, name: str, counts: np.ndarray, meter: Meter) -> Look:
     """Measure for all of the meter's epsilon, train, and denoise what was measured."""
     plan = plan_of(policy, name, meter.epsilon, meter.unit)
-    noisy, totals = _measured(plan, counts, meter)
-    ready = prepare(policy, "bayes" if name == BLOCKS else name, noisy, plan.scale)
+    measured, scales = _measured(plan, counts, meter), plan.scales
+    method = "bayes" if name == BLOCKS else name
+    slices = prepare(policy, method, measured.slices, scales.cell)
+    whole = slices if measured.map is None or scales.map is None else prepare(policy, method, measured.map, scales.map)
 
-    def again(tensor: np.ndarray, totals: Totals | None) -> Denoised:
-        found = ready(tensor)
-        if plan.total_scale is None or totals is None:
-            return found
-        return settle_totals(found, totals.with_cells(tensor, plan.scale))
+    def again(measured: Measurement) -> Denoised:
+        return estimate_night(measured, scales, slices, whole) if plan.has_totals else slices(measured.slices)
 
-    return Look(plan, noisy, again(noisy, totals), again)
+    return Look(plan, measured, again(measured), again)
 
 
 def look_again(look: Look, counts: np.ndarray, meter: Meter) -> Look:
     """Measure anew and denoise that as before, without another training: as nights do that use the model of an earlier one."""
-    noisy, totals = _measured(look.plan, counts, meter)
-    return replace(look, noisy=noisy, found=look.again(noisy, totals))
+    measured = _measured(look.plan, counts, meter)
+    return replace(look, measured=measured, found=look.again(measured))
 
 
-def _measured(plan: Plan, counts: np.ndarray, meter: Meter) -> tuple[np.ndarray, Totals | None]:
+def _measured(plan: Plan, counts: np.ndarray, meter: Meter) -> Measurement:
     """Every event lies in one cell, one block and one slice, so that each of these costs what cells cost."""
-    noisy = meter.laplace(block_sums(counts, plan.side), meter.unit / plan.scale).astype(np.int32)
-    if plan.total_scale is None:
-        return noisy, None
-    return noisy, Totals(meter.laplace(counts.sum((1, 2)), meter.unit / plan.total_scale), noise_variance(plan.total_scale))
+    scales, sums = plan.scales, counts.sum((1, 2))
+
+    def noisy(values: np.ndarray, scale: Fraction) -> np.ndarray:
+        return meter.laplace(values, meter.unit / scale)
+
+    slices = noisy(block_sums(counts, plan.side * scales.side), scales.cell).astype(np.int32)
+    totals = Totals(noisy(sums, scales.total) if plan.has_totals else sums, noise_variance(scales.total))
+    if scales.map is None:
+        return Measurement(slices, totals)
+    return Measurement(slices, totals, noisy(block_sums(counts.sum(0, keepdims=True), plan.side), scales.map).astype(np.int32))
 
 
 def prepare(policy: Policy, name: str, noisy: np.ndarray, scale: Fraction) -> Denoise:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from fractions import Fraction
 from pathlib import Path
@@ -16,7 +16,7 @@ from heathaze.learn import denoiser
 from heathaze.learn.bayes import Context, ContextNet, Earlier, lessons
 from heathaze.learn.bayes_training import BayesLearner, blind_error, check_cells, estimate, schedule_of
 from heathaze.learn.denoiser import Denoised
-from heathaze.learn.handoff import Night, read_night, read_slices, shared_out
+from heathaze.learn.handoff import Night, read_map, read_night, read_slices, shared_out
 from heathaze.learn.shrink import shrink
 from heathaze.learn.snh_places import look
 from heathaze.learn.snh_training import Task, fit
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from heathaze.learn.distributed import Seam
 
 Weights = dict[str, torch.Tensor]
+
+MAP = "map."
+"""What the names of the weights begin with that belong to the network of maps."""
 
 NO_ERROR = 0.01
 """An estimated error below a hundredth of the noise variance is measured as noise; a ratio of two such says nothing."""
@@ -49,13 +52,23 @@ class Nights:
     """Slices after which days or weeks repeat within a period; 0: not."""
     cell: tuple[float, float]
     """Height and width of a cell, metres."""
+    map_shape: tuple[int, int] | None = None
+    """Rows and cols of the maps of whole periods; None where there are none."""
+    is_map: bool = False
+    """Whether the tensor of a night is its map, as one slice."""
+
+    def maps(self) -> Nights:
+        """The same nights, each with its map of the whole period as its only slice."""
+        return replace(self, season=0, is_map=True)
 
     @property
     def scale(self) -> Fraction:
-        return self.named[-1].scale
+        scale = self.named[-1].map_scale if self.is_map else self.named[-1].scale
+        assert scale is not None
+        return scale
 
     def tonight(self) -> np.ndarray:
-        return read_night(self.storage, self.named[-1])
+        return self._read(self.named[-1])
 
     def totals(self) -> Totals:
         """The totals of tonight's slices, as they were measured."""
@@ -64,7 +77,13 @@ class Nights:
     def earlier(self) -> list[Earlier]:
         last = date.fromisoformat(self.named[-1].period)
         ages = [(last - date.fromisoformat(night.period)).days // self.days for night in self.named[:-1]]
-        return [Earlier(read_night(self.storage, night), age) for night, age in zip(self.named, ages, strict=False)]
+        return [Earlier(self._read(night), age) for night, age in zip(self.named, ages, strict=False)]
+
+    def _read(self, night: Night) -> np.ndarray:
+        if not self.is_map:
+            return read_night(self.storage, night)
+        assert self.map_shape is not None
+        return read_map(self.storage, night, self.map_shape)
 
 
 def season_of(policy: Policy) -> int:
@@ -127,6 +146,18 @@ def _vqvae(weights: Weights, settings: Denoise) -> VQVAE:
 
 
 def train_bayes(seam: Seam, nights: Nights, settings: Denoise, work: str) -> Trained:
+    """One network for the slices, and, where there is a map of the whole period, another for it, which learns first."""
+    if nights.map_shape is None:
+        return _train_bayes(seam, nights, settings, work)
+    place = Path(work) / "map"
+    place.mkdir(parents=True, exist_ok=True)
+    of_map = _train_bayes(seam, nights.maps(), settings, str(place))
+    of_slices = _train_bayes(seam, nights, settings, work)
+    weights = of_slices.weights | {f"{MAP}{name}": value for name, value in of_map.weights.items()}
+    return replace(of_slices, weights=weights, before={"map": of_map.curve})
+
+
+def _train_bayes(seam: Seam, nights: Nights, settings: Denoise, work: str) -> Trained:
     tonight, ours = nights.tonight(), settings.bayes
     earlier = nights.earlier()
     context = Context(tonight, nights.scale, earlier, nights.season)
@@ -136,17 +167,23 @@ def train_bayes(seam: Seam, nights: Nights, settings: Denoise, work: str) -> Tra
 
 
 def _denoise_bayes(weights: Weights, nights: Nights, tensor: np.ndarray, settings: Denoise) -> Denoised:
-    network = ContextNet.of_weights(weights)
+    network = _bayes(weights, nights)
     return estimate(network, _context(network, nights, tensor), tensor, nights.scale).denoised
 
 
 def _bayes_error(weights: Weights, nights: Nights, tensor: np.ndarray, settings: Denoise) -> float | None:
-    network = ContextNet.of_weights(weights)
+    network = _bayes(weights, nights)
     context = _context(network, nights, tensor)
     if len(context.names) != network.features:
         return None
     summed, weight = blind_error(network, *check_cells(context, tensor, settings.seed), denoiser.noise_variance(nights.scale))
     return summed / weight
+
+
+def _bayes(weights: Weights, nights: Nights) -> ContextNet:
+    """The network of the slices, or that of the maps."""
+    chosen = {name.removeprefix(MAP): value for name, value in weights.items() if name.startswith(MAP) == nights.is_map}
+    return ContextNet.of_weights(chosen)
 
 
 def _context(network: ContextNet, nights: Nights, tensor: np.ndarray) -> Context:

@@ -33,6 +33,8 @@ class Night:
     """Noisy number of events of each slice."""
     total_scale: Fraction
     """Scale of the noise of one of them."""
+    map_scale: Fraction | None = None
+    """Scale of the noise of one cell of the map of the whole period; None where there is none."""
 
 
 def nights_until(tables: Tables, dataset: str, measurement: str, period: str, spark: SparkSession | None = None) -> list[Night]:
@@ -41,7 +43,7 @@ def nights_until(tables: Tables, dataset: str, measurement: str, period: str, sp
     Nights of another measurement (another grid, k or epsilon) are left out: their noise has another law.
     """
     same = (pc.field("dataset") == dataset) & (pc.field("measurement") == measurement) & (pc.field("period") <= period)
-    columns = ["entry", "period", "slice", "scale", "noisy_total", "total_scale"]
+    columns = ["entry", "period", "slice", "scale", "noisy_total", "total_scale", "map_scale"]
     rows = tables.load("noisy", same, columns, spark).sort_by("slice")
     order = {entry: i for i, entry in enumerate(_charged_order(tables, spark))}
     nights: dict[str, Night] = {}
@@ -49,13 +51,23 @@ def nights_until(tables: Tables, dataset: str, measurement: str, period: str, sp
         first = group[0]
         scale, total_scale = (Fraction(first[name]) for name in ("scale", "total_scale"))
         totals = tuple(row["noisy_total"] for row in group)
-        nights[first["period"]] = Night(entry, first["period"], len(group), scale, totals, total_scale)
+        map_scale = Fraction(first["map_scale"]) if first["map_scale"] else None
+        nights[first["period"]] = Night(entry, first["period"], len(group), scale, totals, total_scale, map_scale)
     return [nights[name] for name in sorted(nights)]
 
 
 def read_night(storage: str, night: Night) -> np.ndarray:
     """The tensor of one night: slices x rows x cols, int32."""
     return read_slices(storage, [(night.entry, number) for number in range(night.slices)])
+
+
+def read_map(storage: str, night: Night, shape: tuple[int, int]) -> np.ndarray:
+    """The map of the whole period of one night, as a tensor of one slice: 1 x rows x cols, int32."""
+    rows = load_rows(storage, (pc.field("entry") == night.entry) & (pc.field("slice") == 0), ["map"])
+    content = rows["map"][0].as_buffer() if len(rows) and rows["map"][0].is_valid else None
+    if content is None:
+        raise InputError(f"the noisy table must hold the map of entry {night.entry}, but it does not.")
+    return np.frombuffer(content, dtype="<i4").reshape(1, *shape).astype(np.int32)
 
 
 def read_slices(storage: str, wanted: list[tuple[str, int]]) -> np.ndarray:

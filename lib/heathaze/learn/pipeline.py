@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,10 @@ import numpy as np
 from heathaze.errors import HeathazeError, InputError
 from heathaze.learn import denoiser
 from heathaze.learn.denoiser import Denoised, Denoiser
-from heathaze.learn.families import FAMILIES, NO_ERROR, Family, Nights, season_of
+from heathaze.learn.families import FAMILIES, NO_ERROR, Family, Nights, Weights, season_of
 from heathaze.learn.handoff import Night, nights_until
+from heathaze.learn.maps import Measurement, Scales, estimate_night
 from heathaze.learn.shrink import shrink
-from heathaze.learn.totals import Totals, settle_totals
 from heathaze.policy import Policy
 from heathaze.tables import Tables
 
@@ -56,40 +57,45 @@ def run_denoise(night: Denoising) -> dict[str, Any]:
     if night.tables.is_committed("denoised", token, night.spark):
         return {"entry": tonight.entry, "done_before": True}
     tensor = nights.tonight()
+    measured = Measurement(tensor, nights.totals(), None if nights.map_shape is None else nights.maps().tonight())
     facts: dict[str, Any] = {"method": policy.denoise.method, "nights_used": len(nights.named)}
     model_name = ""
     if policy.denoise.method in CLASSICAL:
         night.say(f"denoising by {policy.denoise.method}, with {len(nights.named) - 1} earlier nights")
-        result = _classical(policy, nights, tensor)
+        result = _estimate(policy, nights, measured)
     else:
         model, about = _model_for(night, nights, tensor)
         night.say(f"denoising with model {model.name}")
-        result, model_name = _family(policy).denoise(model.weights, nights, tensor, policy.denoise), model.name
+        result, model_name = _estimate(policy, nights, measured, model.weights), model.name
         facts |= about
-    result = _settled(policy, nights, tensor, nights.totals(), result)
     _write(night, tonight, token, model_name, facts, result)
     return {"entry": tonight.entry, "done_before": False, "model": model_name, **facts}
 
 
-def denoise_again(night: Denoising, model_name: str) -> Callable[[np.ndarray, Totals], Denoised]:
-    """The very denoising of a night, for other noisy tensors and totals in its place: rehearsals."""
+def denoise_again(night: Denoising, model_name: str) -> Callable[[Measurement], Denoised]:
+    """The very denoising of a night, for other measurements in its place: rehearsals."""
     policy, nights = night.policy, _nights(night)
     if policy.denoise.method in CLASSICAL:
-        return lambda tensor, totals: _settled(policy, nights, tensor, totals, _classical(policy, nights, tensor))
+        return lambda measured: _estimate(policy, nights, measured)
     from heathaze.learn import models
 
     weights = models.load(night.tables, model_name, night.spark).weights
-
-    def again(tensor: np.ndarray, totals: Totals) -> Denoised:
-        result = _family(policy).denoise(weights, nights, tensor, policy.denoise)
-        return _settled(policy, nights, tensor, totals, result)
-
-    return again
+    return lambda measured: _estimate(policy, nights, measured, weights)
 
 
-def _settled(policy: Policy, nights: Nights, tensor: np.ndarray, totals: Totals, result: Denoised) -> Denoised:
-    """The estimate brought together with measured totals; the networks of snh speak for themselves."""
-    return result if policy.release.method == "snh" else settle_totals(result, totals.with_cells(tensor, nights.scale))
+def _estimate(policy: Policy, nights: Nights, measured: Measurement, weights: Weights | None = None) -> Denoised:
+    """The estimate of a night on the published grid; the networks of snh speak for themselves."""
+
+    def denoise(whose: Nights, tensor: np.ndarray) -> Denoised:
+        if weights is None:
+            return CLASSICAL[policy.denoise.method](tensor, [night.noisy for night in whose.earlier()], whose.scale)
+        return _family(policy).denoise(weights, whose, tensor, policy.denoise)
+
+    if policy.release.method == "snh":
+        return denoise(nights, measured.slices)
+    tonight = nights.named[-1]
+    scales = Scales(tonight.scale, tonight.total_scale, tonight.map_scale, policy.grid.coarser)
+    return estimate_night(measured, scales, partial(denoise, nights), partial(denoise, nights.maps()))
 
 
 def _nights(night: Denoising) -> Nights:
@@ -101,11 +107,8 @@ def _nights(night: Denoising) -> Nights:
     history = 0 if policy.release.method == "snh" else policy.denoise.history
     grid = policy.grid.build()
     cell = (grid.height_metres / grid.rows, grid.width_metres / grid.cols)
-    return Nights(storage, tuple(named[-1 - history :]), policy.period.days, season_of(policy), cell)
-
-
-def _classical(policy: Policy, nights: Nights, tensor: np.ndarray) -> Denoised:
-    return CLASSICAL[policy.denoise.method](tensor, [night.noisy for night in nights.earlier()], nights.scale)
+    map_shape = (grid.rows, grid.cols) if policy.grid.slice_block else None
+    return Nights(storage, tuple(named[-1 - history :]), policy.period.days, season_of(policy), cell, map_shape)
 
 
 def _family(policy: Policy) -> Family:

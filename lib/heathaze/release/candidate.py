@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from heathaze.errors import InputError
 from heathaze.grid import Grid, Period
 from heathaze.policy import Policy
+from heathaze.rho import spread_evenly
 from heathaze.tables import Tables
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Candidate:
     scale: Fraction
     """Scale of the noise of one cell."""
     noisy: np.ndarray
-    """int32."""
+    """int32; on the grid of slices, which is coarser than the published one where there is a map of the whole period."""
     denoised: np.ndarray
     """float32."""
     deviation: np.ndarray | None
@@ -72,8 +73,20 @@ class Candidate:
     budget: Budget
     statements: tuple[dict[str, str], ...] = ()
     """stage, does, sensitivity of every stage that touched people's data."""
+    map: np.ndarray | None = None
+    """Noisy counts of the whole period on the published grid, int32, where the policy measures them; None elsewhere."""
     squares: bytes | None = None
     """The networks of snh with the grid they came from, as `squares.pack` packs them; None for other methods."""
+
+    @property
+    def side(self) -> int:
+        """Of what is measured as one in a slice, in published cells."""
+        return self.policy.grid.coarser
+
+    @property
+    def noisy_cells(self) -> np.ndarray:
+        """What was measured, on the published grid: the cells of a block share its count evenly."""
+        return spread_evenly(self.noisy, self.side)
 
 
 def load_candidate(tables: Tables, policy: Policy, period: str, spark: SparkSession | None = None) -> Candidate:
@@ -120,6 +133,7 @@ def load_candidate(tables: Tables, policy: Policy, period: str, spark: SparkSess
             charges=tuple((row["period"], row["epsilon"]) for row in window),
         ),
         statements=tuple(json.loads(first["statements"])),
+        map=_map(first["map"], policy),
         squares=squares,
     )
 
@@ -128,6 +142,11 @@ def tensor_of(rows: pa.Table, column: str, kind: str) -> np.ndarray:
     """The slices of a table, in order, as one array."""
     height, width = rows["rows"][0].as_py(), rows["cols"][0].as_py()
     return np.stack([np.frombuffer(value.as_buffer(), dtype=kind).reshape(height, width) for value in rows[column]])
+
+
+def _map(content: bytes | None, policy: Policy) -> np.ndarray | None:
+    grid = policy.grid.build()
+    return None if content is None else np.frombuffer(content, "<i4").reshape(grid.rows, grid.cols)
 
 
 def _squares(tables: Tables, policy: Policy, noisy: np.ndarray, model: str, spark: SparkSession | None) -> bytes:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal, InvalidOperation
 from math import exp, isfinite, log, sqrt
@@ -174,10 +174,13 @@ def judge_release(candidate: Candidate, last: np.ndarray | None, manifest_epsilo
         gxe.ExpectColumnMaxToBeBetween(column="slice", min_value=last_slice, max_value=last_slice),
         gxe.ExpectColumnMinToBeBetween(column="tensors", min_value=3, max_value=3),
     )
+    shape = f"{grid.rows} x {grid.cols}"
+    if candidate.side > 1:
+        shape = f"{shape} of {grid.rows // candidate.side} x {grid.cols // candidate.side} blocks"
     judge.expect(
         SHAPE,
-        f"{' and '.join(sorted(set(slices['shape'])))} cells, {grid.rows} x {grid.cols} declared",
-        gxe.ExpectColumnValuesToBeInSet(column="shape", value_set=[f"{grid.rows} x {grid.cols}"]),
+        f"{' and '.join(sorted(set(slices['shape'])))} cells, {shape} declared",
+        gxe.ExpectColumnValuesToBeInSet(column="shape", value_set=[shape]),
     )
     judge.expect(
         FINITE,
@@ -302,7 +305,7 @@ def _slices_of(candidate: Candidate) -> pd.DataFrame:
             {
                 "slice": known.setdefault(digest, number) if is_telling else number,
                 "tensors": len(images),
-                "shape": " and ".join(sorted({f"{image.shape[0]} x {image.shape[1]}" for image in images})),
+                "shape": _shape_told(images, candidate.side),
                 "not_finite": sum(int(np.count_nonzero(~np.isfinite(image))) for image in images),
                 "below_0": int(np.count_nonzero(refined < 0)),
                 "noisy_total": _total(noisy),
@@ -314,11 +317,22 @@ def _slices_of(candidate: Candidate) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def _shape_told(images: Sequence[np.ndarray], side: int) -> str:
+    """The shapes of a slice's tensors, of which the first, the noisy one, may be in blocks."""
+    told = [f"{image.shape[0]} x {image.shape[1]}" for image in images]
+    published = " and ".join(sorted(set(told if side == 1 else told[1:])))
+    return published if side == 1 else f"{published} of {told[0]} blocks"
+
+
 def _night_of(candidate: Candidate, slices: pd.DataFrame, last: np.ndarray | None, manifest_epsilon: str) -> pd.DataFrame:
     """One row of facts about the whole night; differences are relative and beyond what noise explains."""
     privacy = candidate.policy.privacy
     law = NoiseLaw.of(float(privacy.histogram_scale))
     seen = Evidence(*(int(slices[name].sum()) for name in ("cold", "depth", "pairs", "alike")))
+    chance = law.chance(seen)
+    if privacy.map_scale is not None:
+        of_map = NoiseLaw.of(float(privacy.map_scale))
+        chance = 0.0 if candidate.map is None else min(chance, of_map.chance(of_map.evidence(candidate.map)))
     gamma = float(candidate.refinement["gamma"])
     noise = DEVIATIONS * sqrt(candidate.noisy.size * noise_variance(privacy.histogram_scale))
     published, expected = float(slices["published_total"].sum()), gamma * float(slices["noisy_total"].sum())
@@ -330,7 +344,7 @@ def _night_of(candidate: Candidate, slices: pd.DataFrame, last: np.ndarray | Non
                 "scale": str(candidate.scale),
                 **asdict(seen),
                 "depth_declared": law.depth,
-                "noise_chance": law.chance(seen),
+                "noise_chance": chance,
                 "total_published": published,
                 "total_expected": expected,
                 "total_noise": gamma * noise,

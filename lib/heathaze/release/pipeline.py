@@ -42,8 +42,9 @@ def run_refine(night: Releasing) -> None:
     """Scale, clip and round the denoised tensor of one night."""
     from heathaze.learn.denoiser import Denoised, noise_variance
     from heathaze.learn.handoff import nights_until
+    from heathaze.learn.maps import Scales
     from heathaze.learn.pipeline import Denoising, denoise_again
-    from heathaze.release.rehearsal import Scales, rehearse
+    from heathaze.release.rehearsal import rehearse
 
     policy, tables = night.policy, night.tables
     nights = nights_until(tables, policy.dataset.name, policy.measurement_hash, night.period, night.spark)
@@ -70,7 +71,7 @@ def run_refine(night: Releasing) -> None:
     night.say("rehearsing the night, to know how sure its answers are")
     denoising = Denoising(policy, night.period, tables, night.files / "training", night.say, night.say, night.spark)
     again = denoise_again(denoising, denoised["model"][0].as_py())
-    scales = Scales(nights[-1].scale, nights[-1].total_scale)
+    scales = Scales(nights[-1].scale, nights[-1].total_scale, nights[-1].map_scale, policy.grid.coarser)
     errors = rehearse(Denoised(values, deviation), tensor, scales, again, policy.refine, seed=int(entry, 16) % 2**32)
     facts = {name: value for name, value in asdict(result).items() if name != "values"} | {"uncertainty": errors.to_json()}
     rows = [

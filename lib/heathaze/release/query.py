@@ -32,6 +32,7 @@ from heathaze.release.publish import Published, find_release, releases, squares_
 from heathaze.release.squares import BY, Squares, unpack
 from heathaze.release.sums import box_sums, prefix_sum, share_powers, whole_sums
 from heathaze.release.uncertainty import NORMAL, ErrorModel, NoiseLaw, chance_of
+from heathaze.rho import spread_evenly
 from heathaze.tables import Tables
 
 if TYPE_CHECKING:
@@ -58,19 +59,21 @@ class Release:
     value_slices: Sequence[np.ndarray]
     """float32; what is published: gamma x the denoised count."""
     noisy_slices: Sequence[np.ndarray]
-    """int32, in units of the bounded sample."""
+    """int32, in units of the bounded sample; float32 where the cells of a block that was measured as one share it evenly."""
     deviation_slices: Sequence[np.ndarray] | None
     """float32, in the same units; what the denoiser claims of each cell."""
     grid: Grid
     edges: tuple[datetime, ...]
     """The slices + 1 instants at which slices begin and the period ends."""
     scale: Fraction
-    """Of the noise of one cell."""
+    """Of the noise of one cell; of a block that was measured as one where `side` is above 1."""
     gamma: float
     """The refinement factor."""
     manifest: dict[str, Any]
     networks: bytes | None = None
     """Of the method snh: the networks with the grid that they came from."""
+    side: int = 1
+    """Of the blocks of cells that were measured as one in each slice."""
 
     @cached_property
     def values(self) -> np.ndarray:
@@ -314,12 +317,17 @@ def _open(tables: Tables, published: Published, spark: SparkSession | None) -> R
     columns = {"values": "<f4", "noisy": "<i4", "deviation": "<f4"}
     rows = list(tables.load_singly("releases", published.release, ["slice", *columns], spark))
     shape = (len(edges) - 1, grid.rows, grid.cols)
-    values, noisy, deviation = (_slices(rows, column, kind, shape) for column, kind in columns.items())
+    side = manifest["noise"]["block"]
+    measured = (shape[0], grid.rows // side, grid.cols // side)
+    values, deviation = (_slices(rows, column, columns[column], shape) for column in ("values", "deviation"))
+    noisy = _slices(rows, "noisy", columns["noisy"], measured)
+    if noisy is not None and side > 1:
+        noisy = list(spread_evenly(np.stack(noisy), side))
     if values is None or noisy is None:
         raise InputError(f"{published.release} must hold values and noisy counts, but some are missing: see heathaze verify.")
     scale, gamma = Fraction(manifest["noise"]["scale"]), float(manifest["refinement"]["gamma"])
     networks = squares_of(tables, published.release, spark) if manifest.get("squares") else None
-    return Release(published.release, values, noisy, deviation, grid, edges, scale, gamma, manifest, networks)
+    return Release(published.release, values, noisy, deviation, grid, edges, scale, gamma, manifest, networks, side)
 
 
 def _slices(rows: list[pa.RecordBatch], name: str, kind: str, shape: tuple[int, int, int]) -> list[np.ndarray] | None:
@@ -368,18 +376,19 @@ def count(release: Release, boxes: Boxes, noisy: bool = False) -> Answers:
 def _from_grid(release: Release, boxes: Boxes, noisy: bool) -> Answers:
     """Boxes from the published and the noisy tensor."""
     # Noise of one variance in all cells: sums of squared shares are products over the axes.
-    axes = [[share_powers(edges, power) for edges in boxes.axes] for power in (2, 4)]
-    squares, fourths = (np.prod(shares, axis=0) for shares in axes)
+    axes = [share_powers(edges, 2) for edges in boxes.axes]
+    squares = np.prod(axes, axis=0)
     if noisy:
         (total,) = box_sums([release.noisy_prefix], *boxes.axes)
-        half = release.law.half_width(squares, fourths)
+        half = _half_width(release, boxes)
         answer, low, high = (release.gamma * part for part in (total, total - half, total + half))
-        return Answers(answer, low, high, None, "noisy sum; interval from the exact law of the noise", boxes)
+        evenly = "" if release.side == 1 else "; within a block that was measured as one, events are taken to lie evenly"
+        return Answers(answer, low, high, None, f"noisy sum; interval from the exact law of the noise{evenly}", boxes)
     claimed = _claimed(release, boxes, squares)
     weight = None
     if release.model is not None:
         published, total = box_sums([release.value_prefix, release.noisy_prefix], *boxes.axes)
-        area, length = axes[0][1] * axes[0][2], axes[0][0]
+        area, length = axes[1] * axes[2], axes[0]
         judged = release.model.answer(published / release.gamma, total, claimed, area, length)
         answer, low, high = (release.gamma * part for part in judged[:3])
         weight, source = judged.weight, "interval from a rehearsal on noisy data"
@@ -390,13 +399,20 @@ def _from_grid(release: Release, boxes: Boxes, noisy: bool) -> Answers:
         source = "denoised; interval is the denoiser's own claim as if cells erred independently, without calibration"
     else:
         answer, total = box_sums([release.value_prefix, release.noisy_prefix], *boxes.axes)
-        half = release.law.half_width(squares, fourths)
+        half = _half_width(release, boxes)
         low, high = (release.gamma * (total + sign * half) for sign in (-1, 1))
         low, high = np.minimum(low, answer), np.maximum(high, answer)
         source = "denoised; interval of the noisy sum, from the exact law of the noise"
     if release.is_non_negative:
         answer, low, high = (np.maximum(part, 0) for part in (answer, low, high))
     return Answers(answer, low, high, weight, source, boxes)
+
+
+def _half_width(release: Release, boxes: Boxes) -> np.ndarray:
+    """Half the 90 % interval of what noise adds to boxes; of a block that was measured as one, the part that a box covers."""
+    measured = (boxes.slices, boxes.rows / release.side, boxes.cols / release.side)
+    squares, fourths = (np.prod([share_powers(edges, power) for edges in measured], axis=0) for power in (2, 4))
+    return release.law.half_width(squares, fourths)
 
 
 SAID = {

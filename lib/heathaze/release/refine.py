@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from heathaze.learn.denoiser import non_negative
 from heathaze.policy import Refine
 
 
@@ -86,29 +87,8 @@ def _at_most(denoised: np.ndarray, deviation: np.ndarray, n: int) -> np.ndarray:
 
 def finish(values: np.ndarray, settings: Refine) -> np.ndarray:
     """Clip and round as the policy says."""
-    values = _non_negative(values) if settings.non_negative else values
+    values = non_negative(values) if settings.non_negative else values
     return np.rint(values) if settings.round else values
-
-
-def _non_negative(values: np.ndarray) -> np.ndarray:
-    """No value below 0, and the same total of each slice: a small amount is taken off every value before cutting at 0.
-
-    Cutting alone would turn what is left of the noise in the many cold cells into people. The amount is the one that keeps the
-    total, the projection onto non-negative tables of that total.
-    """
-    return np.stack([_projected(image) for image in values])
-
-
-def _projected(image: np.ndarray) -> np.ndarray:
-    total = max(float(np.sum(image, dtype=np.float64)), 0.0)
-    low, high = 0.0, max(float(image.max()), 0.0)
-    for _ in range(40):
-        middle = (low + high) / 2
-        if float(np.sum(np.maximum(image - np.float32(middle), 0), dtype=np.float64)) > total:
-            low = middle
-        else:
-            high = middle
-    return np.maximum(image - np.float32(high), 0)
 
 
 def estimate_uniformity(noisy: np.ndarray, measured: Measured) -> float:

@@ -8,28 +8,18 @@ at. It reads noisy tables only, so it is free, and its random numbers protect no
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 
-from heathaze.learn.denoiser import Denoised, discrete_laplace
-from heathaze.learn.totals import Totals, measured_again
+from heathaze.learn.denoiser import Denoised, noise_variance
+from heathaze.learn.maps import Measurement, Scales, measure_again
 from heathaze.policy import Refine
 from heathaze.release.refine import finish
 from heathaze.release.uncertainty import ErrorModel, Rehearsal
+from heathaze.rho import spread_evenly
 
-Again = Callable[[np.ndarray, Totals], Denoised]
-"""Denoises another noisy tensor with its totals as the night's was."""
-
-
-@dataclass(frozen=True)
-class Scales:
-    """Of the noise of a measurement."""
-
-    cell: Fraction
-    total: Fraction
-    """Of the total of one slice."""
+Again = Callable[[Measurement], Denoised]
+"""Denoises another measurement as the night's was."""
 
 
 def rehearse(denoised: Denoised, noisy: np.ndarray, scales: Scales, again: Again, settings: Refine, seed: int) -> ErrorModel:
@@ -39,12 +29,11 @@ def rehearse(denoised: Denoised, noisy: np.ndarray, scales: Scales, again: Again
     """
     random = np.random.default_rng(seed)
     truth = plausible(denoised, random)
-    limits = np.iinfo(np.int32)
-    noise = discrete_laplace(random, float(scales.cell), truth.shape)
-    rehearsed = np.clip(truth + noise, limits.min, limits.max).astype(np.int32)
-    result = again(rehearsed, measured_again(truth, scales.total, random))
-    run = Rehearsal(truth, rehearsed, finish(result.values, settings), result.deviation)
-    return ErrorModel.fit([run], scales.cell, (noisy, finish(denoised.values, settings), denoised.deviation))
+    rehearsed = measure_again(truth, scales, random)
+    result = again(rehearsed)
+    run = Rehearsal(truth, spread_evenly(rehearsed.slices, scales.side), finish(result.values, settings), result.deviation)
+    tonight = (spread_evenly(noisy, scales.side), finish(denoised.values, settings), denoised.deviation)
+    return ErrorModel.fit([run], noise_variance(scales.cell) / scales.side**2, tonight)
 
 
 def plausible(denoised: Denoised, random: np.random.Generator) -> np.ndarray:

@@ -272,13 +272,14 @@ def _slices(candidate: Candidate, frames: _Frames) -> str:
 def _before_and_after(candidate: Candidate) -> str:
     rows, cols = _hottest_window(candidate)
     number = _busiest_slice(candidate)
-    noisy, denoised = candidate.noisy[number, rows, cols], candidate.denoised[number, rows, cols]
+    noisy, denoised = candidate.noisy_cells[number, rows, cols], candidate.denoised[number, rows, cols]
     scale = _scale_of(denoised, float(noisy.max()))
     box = _part(candidate.grid, rows, cols)
     deviation = _sigma(candidate.scale)
+    what = "cell" if candidate.side == 1 else f"block of {candidate.side} × {candidate.side} cells"
     method = str(candidate.denoise_facts.get("method", candidate.policy.denoise.method))
     panels = [
-        (noisy, "Measured", f"Counts of the bounded sample with noise of standard deviation {deviation:.3g} on every cell."),
+        (noisy, "Measured", f"Counts of the bounded sample with noise of standard deviation {deviation:.3g} on every {what}."),
         (denoised, "Denoised", f"The same cells after '{method}', which saw noisy counts and nothing else."),
     ]
     figures = "".join(
@@ -429,7 +430,7 @@ def _privacy(candidate: Candidate) -> str:
 def _method(candidate: Candidate, release: str, gates: list[dict[str, Any]]) -> str:
     privacy, grid, refine = candidate.policy.privacy, candidate.grid, candidate.policy.refine
     k, facts, gamma = privacy.max_events_per_user, candidate.denoise_facts, _gamma(candidate)
-    values = len(candidate.noisy) * grid.cells
+    values = candidate.noisy.size
     counted = (
         f"N is the declared constant {candidate.event_count:,}"
         if privacy.event_count_scale is None
@@ -455,8 +456,9 @@ def _method(candidate: Candidate, release: str, gates: list[dict[str, Any]]) -> 
         ),
         (
             "Noise",
-            f"All {values:,} counts, empty ones too, got exact discrete Laplace noise of scale {float(candidate.scale):.4g}; so "
-            f"did the totals of the slices, of scale {float(privacy.totals_scale):.4g}, together n = {candidate.sample_size:,}; "
+            f"{_in_blocks(candidate)}All {values:,} counts, empty ones too, got exact discrete Laplace noise of scale "
+            f"{float(candidate.scale):.4g}; so {_and_map(candidate)}did the totals of the slices, of scale "
+            f"{float(privacy.totals_scale):.4g}, together n = {candidate.sample_size:,}; "
             f"{counted}.",
             f"L1 sensitivity {k} against scale {k} / (ε × share): together ε {candidate.budget.charged}",
         ),
@@ -533,6 +535,16 @@ def _part(grid: Grid, rows: slice, cols: slice) -> Grid:
     )
 
 
+def _in_blocks(candidate: Candidate) -> str:
+    side = candidate.side
+    return "" if side == 1 else f"In each slice, {side} × {side} cells were counted as one. "
+
+
+def _and_map(candidate: Candidate) -> str:
+    scale = candidate.policy.privacy.map_scale
+    return "" if scale is None else f"did the map of the whole period, in every cell, of scale {float(scale):.4g}, and so "
+
+
 def _errors(candidate: Candidate) -> list[_BoxError]:
     grid = candidate.grid
     cell = (grid.height_metres / grid.rows, grid.width_metres / grid.cols)
@@ -550,7 +562,7 @@ def _box_error(candidate: Candidate, label: str, cells: tuple[int, int], side: f
     """The error of the sum over boxes of rows x cols cells that tile the grid, in one slice."""
     height, width = (length // step for length, step in zip(candidate.refined.shape[1:], cells, strict=True))
     gamma = _gamma(candidate)
-    noisy = math.sqrt(math.prod(cells)) * _sigma(candidate.scale) * gamma
+    noisy = math.sqrt(math.prod(cells)) * _sigma(candidate.scale) / candidate.side * gamma
     counts, deviations = [], []
     for number, image in enumerate(candidate.refined):
         sums = _block_sums(image, cells)[:height, :width]

@@ -161,7 +161,7 @@ class ErrorModel:
     def fit(
         cls,
         rehearsals: Sequence[tuple[Any, ...]],
-        scale: Fraction,
+        variance: float,
         tonight: tuple[np.ndarray, np.ndarray, np.ndarray | None] | None = None,
         boxes: int = 4000,
         seed: int = 0,
@@ -182,14 +182,13 @@ class ErrorModel:
         ladder = _ladder(shape)
         drawn = [_errors_in(run, number, ladder, boxes, random) for number, run in enumerate(runs)]
         real = None if tonight is None else _errors_in(Rehearsal(runs[0].truth, *tonight), 0, ladder, 4 * boxes, random)
-        variance = noise_variance(scale)
         areas, lengths = sorted({size[1] * size[2] for size in ladder}), sorted({size[0] for size in ladder})
         model = cls(variance, np.array(areas), np.array(lengths), *_empty(len(areas), len(lengths)))
         joined = [
             _Errors(*(np.concatenate(parts) for parts in zip(*(one[n] for one in drawn), strict=True)))
             for n in range(len(ladder))
         ]
-        harder = np.ones(len(areas)) if real is None else _harder(joined, real, ladder, variance)
+        harder = np.ones(len(areas)) if real is None else _harder(joined, real, ladder)
         for number, (length, rows, cols) in enumerate(ladder):
             area = areas.index(rows * cols)
             errors = joined[number]._replace(estimate=joined[number].estimate * sqrt(harder[area]))
@@ -353,25 +352,21 @@ def _draw_records(truth: np.ndarray, count: int, random: np.random.Generator) ->
     return np.stack(np.unravel_index(np.minimum(cells, truth.size - 1), truth.shape), axis=1)
 
 
-def _harder(errors: list[_Errors], real: list[_Errors], ladder: list[tuple[int, int, int]], variance: float) -> np.ndarray:
+def _harder(errors: list[_Errors], real: list[_Errors], ladder: list[tuple[int, int, int]]) -> np.ndarray:
     """By how much squared errors of tonight's estimate exceed those of rehearsals, for boxes of each area; at least 1.
 
     A plausible truth is as smooth as the estimate that it was drawn from, so a rehearsal may find it easier than reality was.
-    With the error e of the estimate and n of the noisy sum, (e - n)^2 is known of both, n^2 by its law and e n from rehearsals.
+    With the error e of the estimate and n of the noisy sum, (e - n)^2 is known of both, and n^2 and e n are alike in both.
     Boxes of one slice are many enough to tell; what each area says is taken with that of its neighbours, by how sure they are,
     and with a guess that rehearsals are right, give or take as much as they say.
     """
-    found = [
-        _excess(e, r, variance * rows * cols)
-        for e, r, (length, rows, cols) in zip(errors, real, ladder, strict=True)
-        if length == 1
-    ]
+    found = [_excess(e, r) for e, r, (length, *_) in zip(errors, real, ladder, strict=True) if length == 1]
     excess, trust = np.array(found).T
     near = [slice(max(0, number - 1), number + 2) for number in range(len(found))]
     return np.array([1 + max(0.0, float(np.sum(excess[n] * trust[n]) / (1 + np.sum(trust[n])))) for n in near])
 
 
-def _excess(errors: _Errors, real: _Errors, noise: float) -> tuple[float, float]:
+def _excess(errors: _Errors, real: _Errors) -> tuple[float, float]:
     """By what part real squared errors exceed rehearsed ones in boxes of one size, and one over its standard error."""
     tiles = len(np.unique(real.tile))
     edges = np.unique(np.quantile(errors.claim, np.arange(1, LEVELS) / LEVELS)) if tiles >= LEVELS * COUNTED else np.empty(0)
@@ -383,7 +378,7 @@ def _excess(errors: _Errors, real: _Errors, noise: float) -> tuple[float, float]
             continue
         square = float(np.mean(here.estimate**2))
         apart = (there.estimate - there.noisy) ** 2
-        more = float(np.mean(apart)) - noise - square + 2 * float(np.mean(here.estimate * here.noisy))
+        more = float(np.mean(apart) - np.mean((here.estimate - here.noisy) ** 2))
         weight = square * tiles / max(float(np.var(apart)), 1e-300)
         seen, known = seen + weight * more, known + weight * square
     return (seen / known, sqrt(known)) if known > 0 else (0.0, 0.0)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
+
+from heathaze.learn.denoiser import Denoised, noise_variance, none
+from heathaze.learn.maps import Measurement, Scales, estimate_night, measure_again, share_out
+from heathaze.learn.shrink import shrink
+from heathaze.learn.totals import Totals
+from heathaze.rho import block_sums, spread_evenly
+
+SIDE = 4
+SCALES = Scales(Fraction(6), Fraction(12), Fraction(20), SIDE)
+
+
+def city(slices: int = 8) -> np.ndarray:
+    """Whole counts: few hot places, the same in all slices, that are busier in some of them."""
+    random = np.random.default_rng(0)
+    places = random.gamma(0.1, 10, (32, 48))
+    return random.poisson(np.linspace(0.5, 2, slices)[:, None, None] * places)
+
+
+def test_what_is_shared_out_adds_up_to_its_block_and_follows_the_map():
+    blocks = Denoised(np.array([[[160.0, 0.0]], [[16.0, 32.0]]], dtype=np.float32), np.full((2, 1, 2), 3.0, dtype=np.float32))
+    counts = np.zeros((1, 4, 8), dtype=np.float32)
+    counts[0, 0, 0], counts[0, 3, 3] = 30, 10
+    cells = share_out(blocks, Denoised(counts, np.ones_like(counts)), SIDE)
+    assert np.allclose(block_sums(cells.values, SIDE), blocks.values, rtol=1e-5)
+    assert np.allclose(cells.values[:, 0, 0], [120, 12]) and np.allclose(cells.values[:, 3, 3], [40, 4])
+    assert np.allclose(cells.values[1, :, 4:], 2), "a block of which the map knows nothing shares evenly"
+    assert cells.deviation is not None and (cells.deviation > 0).all()
+    assert cells.deviation[0, 0, 0] > cells.deviation[1, 0, 0], "more events, more to be wrong about"
+
+
+def test_counts_below_zero_are_never_shared_out_and_without_deviations_there_are_none():
+    blocks = Denoised(np.array([[[-5.0, 20.0]]], dtype=np.float32))
+    counts = np.full((1, 4, 8), -1.0, dtype=np.float32)
+    counts[0, 0, 4] = 40
+    cells = share_out(blocks, Denoised(counts), SIDE)
+    assert cells.deviation is None and (cells.values >= 0).all() and np.isclose(cells.values.sum(), 15)
+
+
+def test_a_measurement_anew_has_the_noise_of_each_part():
+    truth = np.zeros((3, 400, 400), dtype=np.int64)
+    measured = measure_again(truth, SCALES, np.random.default_rng(1))
+    assert measured.slices.shape == (3, 100, 100) and measured.map is not None and measured.map.shape == (1, 400, 400)
+    for values, scale in ((measured.slices, SCALES.cell), (measured.map, SCALES.map)):
+        assert scale is not None and np.isclose(values.var(), noise_variance(scale), rtol=0.06)
+    assert measured.totals.variance == noise_variance(SCALES.total)
+    alone = measure_again(truth, Scales(Fraction(6), Fraction(12)), np.random.default_rng(1))
+    assert alone.map is None and alone.slices.shape == truth.shape
+
+
+def test_a_map_tells_single_cells_where_blocks_alone_do_not_and_blocks_stay_as_good():
+    truth = city()
+    measured = measure_again(truth, SCALES, np.random.default_rng(2))
+    assert SCALES.map is not None
+    ready = [partial(shrink, earlier=[], scale=scale) for scale in (SCALES.cell, SCALES.map)]
+    found = estimate_night(measured, SCALES, *ready)
+    evenly = spread_evenly(shrink(measured.slices, [], SCALES.cell).values, SIDE)
+
+    def error(values: np.ndarray) -> float:
+        return float(np.abs(values - truth)[truth > 5].mean())
+
+    assert error(found.values) < 0.6 * error(evenly)
+    off = [np.abs(block_sums(values - truth, SIDE)).mean() for values in (found.values, evenly)]
+    assert off[0] < 1.05 * off[1]
+
+
+def test_without_a_map_a_night_is_its_slices_settled_by_totals():
+    truth = city(2)
+    scales = Scales(Fraction(2), Fraction(1, 2))
+    measured = Measurement(truth.astype(np.int32) + 1, Totals(truth.sum((1, 2)), noise_variance(scales.total)))
+    as_they_are = partial(none, earlier=[], scale=scales.cell)
+    found = estimate_night(measured, scales, as_they_are, as_they_are)
+    assert np.allclose(found.values.sum((1, 2)), truth.sum((1, 2)), rtol=0.01)
