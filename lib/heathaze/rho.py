@@ -55,16 +55,16 @@ class Measuring:
     map: Decimal
 
 
-STRENGTH, SLOPE = 0.8, 0.575
-"""At event level, single cells are measured where a mean cell holds this many noise scales of events in all slices together; of
-weaker cells, blocks with the side (STRENGTH / strength) ^ SLOPE. Coarser ones hide more than they tell, finer ones drown. Fitted
-by hand to the best sides of the synthetic cities of `make bench BENCH=blocks` and of the cabs: public data, truth known."""
+EVENT, EVENT_SLICES = 0.1, 0.09
+"""At event level: the map of the whole period is measured in blocks with the side (EVENT / strength) ^ 1/2, where strength is how
+many noise scales of events a mean cell holds in all slices together, and slices in blocks with the side
+EVENT_SLICES x slices / strength. Coarser ones hide more than they tell, finer ones drown. Fitted by hand to the cabs at
+epsilon 0.05, 0.2 and 0.8 and to synthetic cities of the seed 4 at 0.05 and 0.2: public data, truth known."""
 
-KEPT, OF_MAP = 0.36, 1.4
-"""At user level: the part of the events of a synthetic city that bounding leaves; and the strength from which on single cells are
-measured. Of weaker cells, the map of the whole period is measured in blocks with the side (OF_MAP / strength) ^ 1/2, and slices
-in blocks (2 x slices) ^ 1/2 times as large. Fitted by hand to the best sides of synthetic cities of the seed 4 at epsilon 0.25, 1
-and 4, and of Gowalla."""
+USER, KEPT = 1.4, 0.36
+"""At user level: the same law for the map, of what bounding leaves of the events of a synthetic city; slices in blocks
+(2 x slices) ^ 1/2 times as large. Small boxes suffer from what bounding leaves out, whatever the noise; large ones gain.
+Fitted by hand to synthetic cities of the seed 4 at epsilon 0.25, 1 and 4, and to Gowalla."""
 
 FEWEST, FEWEST_OF_SLICES = 16, 3
 """Blocks along the shorter side of the grid, at least: fewer make no map; of slices beside a map, fewer are enough."""
@@ -73,30 +73,33 @@ FEWEST, FEWEST_OF_SLICES = 16, 3
 def select_measuring(n: float, epsilon: float, unit: int, grid: tuple[int, int], slices: int) -> Measuring:
     """How to measure about `n` events, of which up to `unit` of one person may be in the counts, on a grid of rows x cols cells.
 
-    Every argument is public, as for `select_rho`. At event level slices tell of each other through the denoiser, and blocks stand
-    for cells in all of them alike. At user level, noise is so much stronger that a map of all slices together is measured apart.
+    Every argument is public, as for `select_rho`. The weaker the signal, the larger the blocks; a single slice shows less than
+    all together, so that it is measured in larger blocks than the map of the whole period. Where cells of single slices can be
+    told apart, they are measured, and there is no map.
     """
-    rows, cols = grid
-    strength = max(n, 1.0) / (rows * cols) * epsilon / unit
+    strength = max(n, 1.0) / (grid[0] * grid[1]) * epsilon / unit
     if unit == 1:
-        block = _power_of_two(SLOPE * log2(STRENGTH / strength), grid)
-        totals = Decimal("0.02") * min(5, 1 + round(log2(block)))
-        return Measuring(block, 0, 1 - totals, totals, Decimal(0))
-    block = _power_of_two(log2(OF_MAP / (KEPT * strength)) / 2, grid)
-    wanted = log2(block) + log2(2 * slices) / 2
-    sides = [side for side in range(2 * block, min(grid) // FEWEST_OF_SLICES + 1, block) if rows % side == cols % side == 0]
-    if block == 1 or slices == 1 or not sides:
+        wanted, wanted_of_slices = (EVENT / strength) ** 0.5, EVENT_SLICES * slices / strength
+        shares = Decimal("0.64"), Decimal("0.06"), Decimal("0.3")
+    else:
+        wanted = (USER / (KEPT * strength)) ** 0.5
+        wanted_of_slices = max(1.0, wanted) * (2 * slices) ** 0.5
+        shares = Decimal("0.63"), Decimal("0.25"), Decimal("0.12")
+    block = _power_of_two(wanted, grid)
+    rows, cols = grid
+    sides = [side for side in range(block, min(grid) // FEWEST_OF_SLICES + 1, block) if rows % side == cols % side == 0]
+    slice_block = min(sides, key=lambda side: abs(log2(side / wanted_of_slices)), default=block)
+    if slices == 1 or slice_block == block or (unit > 1 and block == 1):
         totals = Decimal("0.02") if block == 1 else Decimal("0.1")
         return Measuring(block, 0, 1 - totals, totals, Decimal(0))
-    slice_block = min(sides, key=lambda side: abs(log2(side) - wanted))
-    return Measuring(block, slice_block, Decimal("0.63"), Decimal("0.25"), Decimal("0.12"))
+    return Measuring(block, slice_block, *shares)
 
 
 def _power_of_two(wanted: float, grid: tuple[int, int]) -> int:
-    """Of the powers of two that divide the grid, the one nearest to 2 ^ wanted that leaves enough blocks."""
+    """Of the powers of two that divide the grid, the one nearest to the wanted side that leaves enough blocks."""
     rows, cols = grid
     side = 1
-    while log2(side) + 0.5 < wanted and rows % (2 * side) == cols % (2 * side) == 0 and min(grid) >= FEWEST * 2 * side:
+    while side * 2**0.5 < wanted and rows % (2 * side) == cols % (2 * side) == 0 and min(grid) >= FEWEST * 2 * side:
         side *= 2
     return side
 

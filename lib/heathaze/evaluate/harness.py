@@ -30,7 +30,7 @@ from heathaze.learn.families import season_of
 from heathaze.policy import MAX_SCALE, Policy
 from heathaze.release.refine import Measured, finish, refine
 from heathaze.release.rehearsal import rehearse
-from heathaze.release.sums import prefix_sum
+from heathaze.release.sums import box_sums, prefix_sum, share_powers, whole_sums
 from heathaze.rho import spread_evenly
 
 LEVELS = ("event", "user")
@@ -157,7 +157,8 @@ def check(
     """Raise where something cannot be evaluated; `denoisers` are those whose intervals are wanted."""
     _must_be_of("methods", methods, available(policy))
     _must_be_of("levels", levels, LEVELS)
-    _must_be_of("denoisers with intervals", denoisers or DENOISERS, DENOISERS)
+    with_intervals = (*DENOISERS, BLOCKS)
+    _must_be_of("denoisers with intervals", denoisers or with_intervals, with_intervals)
     unit = policy.privacy.max_events_per_user if "user" in levels else 1
     for epsilon in epsilons:
         if not epsilon.is_finite() or not 0 < epsilon <= 100 or Fraction(unit) / Fraction(epsilon) > MAX_SCALE:
@@ -212,15 +213,24 @@ def coverage(events: Events, policy: Policy, epsilon: Decimal, method: str, seed
 
 
 def _held(look: Look, truth: np.ndarray, workload: Workload, policy: Policy, seed: int) -> dict[str, Held]:
-    noisy, found = look.measured.slices, look.found
-    model = rehearse(found, noisy, look.plan.scales, look.again, policy.refine, seed)
+    found, side, coarser = look.found, look.plan.side, look.plan.scales.side
+    model = rehearse(found, look.measured.slices, look.plan.scales, look.again, policy.refine, seed)
+    noisy = spread_evenly(look.measured.slices, coarser)
     published, noised, exactly = (prefix_sum(tensor) for tensor in (finish(found.values, policy.refine), noisy, truth))
     squares = None if found.deviation is None else prefix_sum(found.deviation, 2)
     held = {}
     for name, boxes in workload.boxes.items():
-        slices, rows, cols = (boxes.high - boxes.low).T.astype(float)
-        claimed = None if squares is None else np.sqrt(np.maximum(boxes.sums(squares), 0))
-        judged = model.answer(boxes.sums(published), boxes.sums(noised), claimed, rows * cols, slices)
+        # In published cells, which a box may cut.
+        edges = np.stack([boxes.low, boxes.high], axis=2) / np.array([1, side, side])[:, None]
+        axes = (edges[:, 0], edges[:, 1], edges[:, 2])
+        slices, rows, cols = (share_powers(ends, 2) for ends in axes)
+        claimed = None
+        if squares is not None:
+            low, high = np.floor(edges[..., 0]).astype(np.int64), np.ceil(edges[..., 1]).astype(np.int64)
+            mean = np.maximum(whole_sums(squares, low, high), 0) / np.prod(high - low, axis=1)
+            claimed = np.sqrt(mean * slices * rows * cols)
+        estimate, total = box_sums([published, noised], *axes)
+        judged = model.answer(estimate, total, claimed, rows * cols, slices)
         exact = boxes.sums(exactly)
         ends = [np.maximum(end, 0) if policy.refine.non_negative else end for end in (judged.low, judged.high)]
         low, high = ends[0] - 1e-6, ends[1] + 1e-6
