@@ -26,8 +26,8 @@ from heathaze.learn.bayes import Context, Earlier, lessons
 from heathaze.learn.bayes_training import BayesLearner, Estimate, estimate, schedule_of
 from heathaze.learn.denoiser import discrete_laplace, noise_variance
 from heathaze.learn.distributed import alone
-from heathaze.learn.shrink import shrink
 from heathaze.learn.maps import Scales, estimate_night, measure_again
+from heathaze.learn.shrink import shrink
 from heathaze.learn.totals import measured_again, settle_totals
 from heathaze.learn.training import TrainSettings, train
 from heathaze.policy import BayesSettings, PeriodSettings, VQVAESettings, load_policy
