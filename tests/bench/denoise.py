@@ -215,7 +215,7 @@ def _by_rule(truth: np.ndarray, scale: Fraction, rule: Measuring) -> np.ndarray:
         lambda slices: _bayes(slices, [], cells, SMALL).denoised,
         lambda image: _bayes(image, [], whole or cells, SMALL).denoised,
     )
-    return spread_evenly(found.values, rule.block)
+    return spread_evenly(found.published().values, rule.block)
 
 
 class _Partial(Context):

@@ -58,7 +58,7 @@ def test_a_map_tells_single_cells_where_blocks_alone_do_not_and_blocks_stay_as_g
     measured = measure_again(truth, SCALES, np.random.default_rng(2))
     assert SCALES.map is not None
     ready = [partial(shrink, earlier=[], scale=scale) for scale in (SCALES.cell, SCALES.map)]
-    found = estimate_night(measured, SCALES, *ready)
+    found = estimate_night(measured, SCALES, *ready).published()
     evenly = spread_evenly(shrink(measured.slices, [], SCALES.cell).values, SIDE)
 
     def error(values: np.ndarray) -> float:
@@ -74,5 +74,5 @@ def test_without_a_map_a_night_is_its_slices_settled_by_totals():
     scales = Scales(Fraction(2), Fraction(1, 2))
     measured = Measurement(truth.astype(np.int32) + 1, Totals(truth.sum((1, 2)), noise_variance(scales.total)))
     as_they_are = partial(none, earlier=[], scale=scales.cell)
-    found = estimate_night(measured, scales, as_they_are, as_they_are)
+    found = estimate_night(measured, scales, as_they_are, as_they_are).published()
     assert np.allclose(found.values.sum((1, 2)), truth.sum((1, 2)), rtol=0.01)

@@ -27,6 +27,7 @@ from heathaze.evaluate.methods import INFO
 from heathaze.evaluate.workloads import Workload, draw_workload, score
 from heathaze.learn.denoiser import noise_variance
 from heathaze.learn.families import season_of
+from heathaze.learn.maps import share_noisy
 from heathaze.policy import MAX_SCALE, Policy
 from heathaze.release.refine import Measured, finish, refine
 from heathaze.release.rehearsal import rehearse
@@ -213,10 +214,11 @@ def coverage(events: Events, policy: Policy, epsilon: Decimal, method: str, seed
 
 
 def _held(look: Look, truth: np.ndarray, workload: Workload, policy: Policy, seed: int) -> dict[str, Held]:
-    found, side, coarser = look.found, look.plan.side, look.plan.scales.side
-    model = rehearse(found, look.measured.slices, look.plan.scales, look.again, policy.refine, seed)
-    noisy = spread_evenly(look.measured.slices, coarser)
-    published, noised, exactly = (prefix_sum(tensor) for tensor in (finish(found.values, policy.refine), noisy, truth))
+    found, side = look.found, look.plan.side
+    model = rehearse(look.estimate, look.measured.slices, look.plan.scales, look.again, policy.refine, seed)
+    values = finish(found.values, policy.refine)
+    noisy = share_noisy(look.measured.slices, values, look.plan.scales.side)
+    published, noised, exactly = (prefix_sum(tensor) for tensor in (values, noisy, truth))
     squares = None if found.deviation is None else prefix_sum(found.deviation, 2)
     held = {}
     for name, boxes in workload.boxes.items():

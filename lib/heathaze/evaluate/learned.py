@@ -17,7 +17,7 @@ from heathaze.learn.bayes_training import BayesLearner, estimate, schedule_of
 from heathaze.learn.denoiser import Denoised, noise_variance
 from heathaze.learn.distributed import alone
 from heathaze.learn.families import season_of
-from heathaze.learn.maps import Measurement, Scales, estimate_night
+from heathaze.learn.maps import Estimate, Measurement, Scales, estimate_night
 from heathaze.learn.shrink import shrink
 from heathaze.learn.totals import Totals
 from heathaze.learn.training import Learner, TrainSettings, train
@@ -61,8 +61,10 @@ class Look:
 
     plan: Plan
     measured: Measurement
+    estimate: Estimate
     found: Denoised
-    again: Callable[[Measurement], Denoised]
+    """The estimate on the grid of blocks that stand for cells."""
+    again: Callable[[Measurement], Estimate]
     """The same denoising of other measurements."""
 
 
@@ -112,16 +114,20 @@ def denoise(policy: Policy, name: str, counts: np.ndarray, meter: Meter) -> Look
     slices = prepare(policy, method, measured.slices, scales.cell)
     whole = slices if measured.map is None or scales.map is None else prepare(policy, method, measured.map, scales.map)
 
-    def again(measured: Measurement) -> Denoised:
-        return estimate_night(measured, scales, slices, whole) if plan.has_totals else slices(measured.slices)
+    def again(measured: Measurement) -> Estimate:
+        if not plan.has_totals:
+            return Estimate(slices(measured.slices), None, 1)
+        return estimate_night(measured, scales, slices, whole)
 
-    return Look(plan, measured, again(measured), again)
+    estimate = again(measured)
+    return Look(plan, measured, estimate, estimate.published(), again)
 
 
 def look_again(look: Look, counts: np.ndarray, meter: Meter) -> Look:
     """Measure anew and denoise that as before, without another training: as nights do that use the model of an earlier one."""
     measured = _measured(look.plan, counts, meter)
-    return replace(look, measured=measured, found=look.again(measured))
+    estimate = look.again(measured)
+    return replace(look, measured=measured, estimate=estimate, found=estimate.published())
 
 
 def _measured(plan: Plan, counts: np.ndarray, meter: Meter) -> Measurement:

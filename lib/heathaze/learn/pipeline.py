@@ -18,7 +18,7 @@ from heathaze.learn import denoiser
 from heathaze.learn.denoiser import Denoised, Denoiser
 from heathaze.learn.families import FAMILIES, NO_ERROR, Family, Nights, Weights, season_of
 from heathaze.learn.handoff import Night, nights_until
-from heathaze.learn.maps import Measurement, Scales, estimate_night
+from heathaze.learn.maps import Estimate, Measurement, Scales, estimate_night
 from heathaze.learn.shrink import shrink
 from heathaze.policy import Policy
 from heathaze.tables import Tables
@@ -56,23 +56,31 @@ def run_denoise(night: Denoising) -> dict[str, Any]:
     token = f"{tonight.entry}:denoised:{policy.denoise_hash}"
     if night.tables.is_committed("denoised", token, night.spark):
         return {"entry": tonight.entry, "done_before": True}
-    tensor = nights.tonight()
-    measured = Measurement(tensor, nights.totals(), None if nights.map_shape is None else nights.maps().tonight())
+    measured = _measured(nights)
     facts: dict[str, Any] = {"method": policy.denoise.method, "nights_used": len(nights.named)}
     model_name = ""
     if policy.denoise.method in CLASSICAL:
         night.say(f"denoising by {policy.denoise.method}, with {len(nights.named) - 1} earlier nights")
         result = _estimate(policy, nights, measured)
     else:
-        model, about = _model_for(night, nights, tensor)
+        model, about = _model_for(night, nights, measured.slices)
         night.say(f"denoising with model {model.name}")
         result, model_name = _estimate(policy, nights, measured, model.weights), model.name
         facts |= about
-    _write(night, tonight, token, model_name, facts, result)
+    _write(night, tonight, token, model_name, facts, result.published())
     return {"entry": tonight.entry, "done_before": False, "model": model_name, **facts}
 
 
-def denoise_again(night: Denoising, model_name: str) -> Callable[[Measurement], Denoised]:
+def measured_of(night: Denoising) -> Measurement:
+    """What was measured of a night."""
+    return _measured(_nights(night))
+
+
+def _measured(nights: Nights) -> Measurement:
+    return Measurement(nights.tonight(), nights.totals(), None if nights.map_shape is None else nights.maps().tonight())
+
+
+def denoise_again(night: Denoising, model_name: str) -> Callable[[Measurement], Estimate]:
     """The very denoising of a night, for other measurements in its place: rehearsals."""
     policy, nights = night.policy, _nights(night)
     if policy.denoise.method in CLASSICAL:
@@ -83,8 +91,8 @@ def denoise_again(night: Denoising, model_name: str) -> Callable[[Measurement], 
     return lambda measured: _estimate(policy, nights, measured, weights)
 
 
-def _estimate(policy: Policy, nights: Nights, measured: Measurement, weights: Weights | None = None) -> Denoised:
-    """The estimate of a night on the published grid; the networks of snh speak for themselves."""
+def _estimate(policy: Policy, nights: Nights, measured: Measurement, weights: Weights | None = None) -> Estimate:
+    """The estimate of a night; the networks of snh speak for themselves."""
 
     def denoise(whose: Nights, tensor: np.ndarray) -> Denoised:
         if weights is None:
@@ -92,7 +100,7 @@ def _estimate(policy: Policy, nights: Nights, measured: Measurement, weights: We
         return _family(policy).denoise(weights, whose, tensor, policy.denoise)
 
     if policy.release.method == "snh":
-        return denoise(nights, measured.slices)
+        return Estimate(denoise(nights, measured.slices), None, 1)
     tonight = nights.named[-1]
     scales = Scales(tonight.scale, tonight.total_scale, tonight.map_scale, policy.grid.coarser)
     return estimate_night(measured, scales, partial(denoise, nights), partial(denoise, nights.maps()))

@@ -42,8 +42,8 @@ def run_refine(night: Releasing) -> None:
     """Scale, clip and round the denoised tensor of one night."""
     from heathaze.learn.denoiser import Denoised, noise_variance
     from heathaze.learn.handoff import nights_until
-    from heathaze.learn.maps import Scales
-    from heathaze.learn.pipeline import Denoising, denoise_again
+    from heathaze.learn.maps import Estimate, Scales
+    from heathaze.learn.pipeline import Denoising, denoise_again, measured_of
     from heathaze.release.rehearsal import rehearse
 
     policy, tables = night.policy, night.tables
@@ -72,7 +72,9 @@ def run_refine(night: Releasing) -> None:
     denoising = Denoising(policy, night.period, tables, night.files / "training", night.say, night.say, night.spark)
     again = denoise_again(denoising, denoised["model"][0].as_py())
     scales = Scales(nights[-1].scale, nights[-1].total_scale, nights[-1].map_scale, policy.grid.coarser)
-    errors = rehearse(Denoised(values, deviation), tensor, scales, again, policy.refine, seed=int(entry, 16) % 2**32)
+    # Blocks and map are not kept apart: where there is a map they are made again, to the same numbers.
+    found = again(measured_of(denoising)) if policy.grid.slice_block else Estimate(Denoised(values, deviation), None, 1)
+    errors = rehearse(found, tensor, scales, again, policy.refine, seed=int(entry, 16) % 2**32)
     facts = {name: value for name, value in asdict(result).items() if name != "values"} | {"uncertainty": errors.to_json()}
     rows = [
         {

@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from heathaze.errors import InputError
 from heathaze.grid import METRES_PER_DEGREE, Grid
+from heathaze.learn.maps import share_noisy
 from heathaze.release.forecast import theta
 from heathaze.release.publish import Published, find_release, releases, squares_of
 from heathaze.release.squares import BY, Squares, unpack
@@ -126,6 +127,14 @@ class Release:
     @cached_property
     def noisy_prefix(self) -> np.ndarray:
         return prefix_sum(self.noisy_slices)
+
+    @cached_property
+    def shared_prefix(self) -> np.ndarray:
+        """Of the noisy counts, where the cells of a block share it as the published values of the whole period do."""
+        if self.side == 1:
+            return self.noisy_prefix
+        blocks = self.noisy[:, :: self.side, :: self.side] * np.float32(self.side**2)
+        return prefix_sum(share_noisy(blocks, self.values, self.side))
 
     @cached_property
     def claim_prefix(self) -> np.ndarray | None:
@@ -387,7 +396,7 @@ def _from_grid(release: Release, boxes: Boxes, noisy: bool) -> Answers:
     claimed = _claimed(release, boxes, squares)
     weight = None
     if release.model is not None:
-        published, total = box_sums([release.value_prefix, release.noisy_prefix], *boxes.axes)
+        published, total = box_sums([release.value_prefix, release.shared_prefix], *boxes.axes)
         area, length = axes[1] * axes[2], axes[0]
         judged = release.model.answer(published / release.gamma, total, claimed, area, length)
         answer, low, high = (release.gamma * part for part in judged[:3])

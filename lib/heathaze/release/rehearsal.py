@@ -11,29 +11,55 @@ from collections.abc import Callable
 
 import numpy as np
 
-from heathaze.learn.denoiser import Denoised, noise_variance
-from heathaze.learn.maps import Measurement, Scales, measure_again
+from heathaze.learn.denoiser import Denoised, noise_variance, non_negative
+from heathaze.learn.maps import (
+    Estimate,
+    Measurement,
+    Scales,
+    change_of_parts,
+    measure_again,
+    parts_of,
+    scatter,
+    share_noisy,
+    vary_parts,
+)
 from heathaze.policy import Refine
 from heathaze.release.refine import finish
 from heathaze.release.uncertainty import ErrorModel, Rehearsal
-from heathaze.rho import spread_evenly
 
-Again = Callable[[Measurement], Denoised]
-"""Denoises another measurement as the night's was."""
+Again = Callable[[Measurement], Estimate]
+"""Estimates another measurement as the night's was."""
 
 
-def rehearse(denoised: Denoised, noisy: np.ndarray, scales: Scales, again: Again, settings: Refine, seed: int) -> ErrorModel:
-    """The error model of a night, from its estimate and its noisy tensor.
+def rehearse(found: Estimate, noisy: np.ndarray, scales: Scales, again: Again, settings: Refine, seed: int) -> ErrorModel:
+    """The error model of a night, from its estimate and its noisy slices.
 
     Where the night's estimate lies further off its own noisy sums than a rehearsal's does, its intervals are made wider.
     """
     random = np.random.default_rng(seed)
-    truth = plausible(denoised, random)
+    truth = imagine(found, noisy, scales, random)
     rehearsed = measure_again(truth, scales, random)
-    result = again(rehearsed)
-    run = Rehearsal(truth, spread_evenly(rehearsed.slices, scales.side), finish(result.values, settings), result.deviation)
-    tonight = (spread_evenly(noisy, scales.side), finish(denoised.values, settings), denoised.deviation)
-    return ErrorModel.fit([run], noise_variance(scales.cell) / scales.side**2, tonight)
+    result, tonight = again(rehearsed).published(), found.published()
+    values, asked = (finish(one.values, settings) for one in (result, tonight))
+    run = Rehearsal(truth, share_noisy(rehearsed.slices, values, scales.side), values, result.deviation)
+    night = (share_noisy(noisy, asked, scales.side), asked, tonight.deviation)
+    return ErrorModel.fit([run], noise_variance(scales.cell) / scales.side**2, night)
+
+
+def imagine(found: Estimate, noisy: np.ndarray, scales: Scales, random: np.random.Generator) -> np.ndarray:
+    """A plausible truth: whole counts on the published grid.
+
+    Where slices were measured in blocks, the blocks and the map are imagined each for itself, for the map errs alike in all
+    slices; and the parts of blocks change from slice to slice, which the map cannot tell.
+    """
+    if found.map is None:
+        return plausible(found.slices, random)
+    side = found.side
+    blocks = plausible(Denoised(non_negative(found.slices.values), found.slices.deviation), random)
+    of_map = plausible(Denoised(non_negative(found.map.values), found.map.deviation), random)
+    change = change_of_parts(noisy, found.slices.values, scales.cell)
+    parts = np.broadcast_to(parts_of(of_map.astype(np.float64), side), (len(blocks), *of_map.shape[1:]))
+    return scatter(blocks, vary_parts(parts, side, change, random), side, random)
 
 
 def plausible(denoised: Denoised, random: np.random.Generator) -> np.ndarray:
