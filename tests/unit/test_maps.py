@@ -6,7 +6,19 @@ from functools import partial
 import numpy as np
 
 from heathaze.learn.denoiser import Denoised, noise_variance, none
-from heathaze.learn.maps import Measurement, Scales, estimate_night, measure_again, share_out
+from heathaze.learn.maps import (
+    FINER,
+    Measurement,
+    Scales,
+    change_of_parts,
+    estimate_night,
+    measure_again,
+    parts_of,
+    scatter,
+    share_noisy,
+    share_out,
+    vary_parts,
+)
 from heathaze.learn.shrink import shrink
 from heathaze.learn.totals import Totals
 from heathaze.rho import block_sums, spread_evenly
@@ -76,3 +88,47 @@ def test_without_a_map_a_night_is_its_slices_settled_by_totals():
     as_they_are = partial(none, earlier=[], scale=scales.cell)
     found = estimate_night(measured, scales, as_they_are, as_they_are).published()
     assert np.allclose(found.values.sum((1, 2)), truth.sum((1, 2)), rtol=0.01)
+
+
+def test_noisy_blocks_are_shared_out_as_the_estimate_of_the_whole_period_is():
+    values = np.zeros((2, 4, 4), dtype=np.float32)
+    values[0, 0, 0], values[1, 0, 1] = 3, 1
+    shared = share_noisy(np.array([[[80]], [[-40]]], dtype=np.int32), values, SIDE)
+    assert np.allclose(shared[:, 0, 0], [60, -30]) and np.allclose(shared.sum((1, 2)), [80, -40])
+    noisy = np.arange(12).reshape(1, 3, 4)
+    assert share_noisy(noisy, noisy, 1) is noisy
+
+
+def test_parts_that_change_from_slice_to_slice_are_seen_through_the_noise_and_those_that_stay_are_not():
+    random, scale = np.random.default_rng(3), Fraction(4)
+    rates = np.broadcast_to(random.gamma(1.0, 60, (1, 40, 40)), (24, 40, 40))
+    found = []
+    for change in (0.0, 0.05, 0.2):
+        blocks = random.poisson(rates * (random.gamma(1 / change, change, rates.shape) if change else 1))
+        noisy = measure_again(blocks, Scales(scale, scale), random).slices
+        found.append(change_of_parts(noisy, np.broadcast_to(blocks.mean(0), blocks.shape), scale))
+    # Of four blocks that change, what one holds of their sum changes less: by three quarters as much where they are alike.
+    assert found[0] < 0.003 and 0.4 * 0.05 < found[1] < 0.75 * 0.05 and 0.4 * 0.2 < found[2] < 0.75 * 0.2
+    assert change_of_parts(noisy[:1], blocks[:1], scale) == change_of_parts(noisy[:, :1], blocks[:, :1], scale) == 0
+
+
+def test_events_are_scattered_by_their_parts_and_none_is_lost():
+    random = np.random.default_rng(4)
+    parts = parts_of(random.gamma(0.5, 1, (2, 48, 48)), SIDE)
+    blocks = random.poisson(400, (2, 12, 12))
+    truth = scatter(blocks, parts, SIDE, random)
+    assert np.array_equal(block_sums(truth, SIDE), blocks)
+    assert np.corrcoef(truth.ravel(), (parts * np.repeat(np.repeat(blocks, SIDE, 1), SIDE, 2)).ravel())[0, 1] > 0.99
+    empty = scatter(np.zeros_like(blocks), parts_of(np.zeros_like(parts), SIDE), SIDE, random)
+    assert not empty.any()
+
+
+def test_varied_parts_still_add_up_and_vary_by_as_much_as_was_asked():
+    random = np.random.default_rng(5)
+    even = np.full((40, 32, 32), 1 / SIDE**2)
+    assert np.array_equal(vary_parts(even, SIDE, 0.0, random), even)
+    varied = vary_parts(even, SIDE, 0.02, random)
+    assert np.allclose(block_sums(varied, SIDE), 1)
+    halves = block_sums(varied, SIDE // 2)
+    # Four halves share a block, and each of them changes on its own and with its four cells.
+    assert np.isclose(halves.var() / halves.mean() ** 2, 0.75 * (1 + 1 / 4) * 0.02 * FINER, rtol=0.1)

@@ -23,8 +23,8 @@ LEAST = 1e-3
 
 
 FINER = 2
-"""How many times as much parts of a block change from slice to slice as blocks do: fewer places are in them, and average out less.
-On the cabs it is about 1, in a synthetic city of few hot places 2 to 3."""
+"""How many times as much parts of a block change from slice to slice as blocks do: fewer places are in them, which average out
+less. On the cabs it is about 1, in a synthetic city of few hot places 2 to 3."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ def change_of_parts(measured: np.ndarray, estimate: np.ndarray, scale: Fraction)
 
 
 def vary_parts(parts: np.ndarray, side: int, change: float, random: np.random.Generator) -> np.ndarray:
-    """Parts of blocks of `side` x `side` cells that change from slice to slice, at every step from blocks down to cells FINER times
-    as much as blocks do in larger squares."""
+    """Parts of blocks of `side` x `side` cells that change from slice to slice, at every step from blocks down to cells FINER
+    times as much as blocks do in larger squares."""
     change *= FINER
     length = side if change > 0 else 1
     while length > 1:
