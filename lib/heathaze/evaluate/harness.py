@@ -147,9 +147,9 @@ def _answers(
 def _blocks(policy: Policy, name: str, meter: Meter) -> str:
     """What a table says of a method that measures blocks of cells."""
     plan = plan_of(policy, name, meter.epsilon, meter.unit)
-    told = "" if plan.side == 1 else f"blocks of {plan.side} x {plan.side} cells"
+    told = [] if plan.side == 1 else [f"blocks of {plan.side} x {plan.side} cells"]
     side = plan.side * plan.scales.side
-    return told if side == plan.side else f"{told}, in slices of {side} x {side}"
+    return "; ".join(told + ([f"slices in blocks of {side} x {side}"] if side > plan.side else []))
 
 
 def check(
