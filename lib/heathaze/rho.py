@@ -66,6 +66,10 @@ USER, KEPT = 1.4, 0.36
 (2 x slices) ^ 1/2 times as large. Small boxes suffer from what bounding leaves out, whatever the noise; large ones gain.
 Fitted by hand to synthetic cities of the seed 4 at epsilon 0.25, 1 and 4, and to Gowalla."""
 
+MAP_SHARE = 0.042
+"""At user level, the share of epsilon for the map is this times slices ^ 1/2, 0.3 at most: the more slices there are, the more a
+map of all together is worth. Fitted by hand to the same data."""
+
 FEWEST, FEWEST_OF_SLICES = 16, 3
 """Blocks along the shorter side of the grid, at least: fewer make no map; of slices beside a map, fewer are enough."""
 
@@ -84,7 +88,8 @@ def select_measuring(n: float, epsilon: float, unit: int, grid: tuple[int, int],
     else:
         wanted = (USER / (KEPT * strength)) ** 0.5
         wanted_of_slices = max(1.0, wanted) * (2 * slices) ** 0.5
-        shares = Decimal("0.63"), Decimal("0.25"), Decimal("0.12")
+        whole = min(Decimal("0.3"), Decimal(str(round(MAP_SHARE * slices**0.5, 2))))
+        shares = Decimal("0.75") - whole, Decimal("0.25"), whole
     block = _power_of_two(wanted, grid)
     rows, cols = grid
     sides = [side for side in range(block, min(grid) // FEWEST_OF_SLICES + 1, block) if rows % side == cols % side == 0]
