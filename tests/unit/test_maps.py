@@ -109,6 +109,8 @@ def test_parts_that_change_from_slice_to_slice_are_seen_through_the_noise_and_th
         found.append(change_of_parts(noisy, np.broadcast_to(blocks.mean(0), blocks.shape), scale))
     # Of four blocks that change, what one holds of their sum changes less: by three quarters as much where they are alike.
     assert found[0] < 0.003 and 0.4 * 0.05 < found[1] < 0.75 * 0.05 and 0.4 * 0.2 < found[2] < 0.75 * 0.2
+    nothing = measure_again(np.zeros_like(blocks), Scales(scale, scale), random).slices
+    assert 0 <= change_of_parts(nothing, np.zeros(blocks.shape), scale) <= 1
     assert change_of_parts(noisy[:1], blocks[:1], scale) == change_of_parts(noisy[:, :1], blocks[:, :1], scale) == 0
 
 

@@ -130,7 +130,7 @@ def parts_of(counts: np.ndarray, side: int) -> np.ndarray:
 
 def change_of_parts(measured: np.ndarray, estimate: np.ndarray, scale: Fraction) -> float:
     """How much the parts that blocks hold of squares of 2 x 2 of them change from slice to slice: their squared coefficient of
-    variation, beyond what noise and chance explain.
+    variation, beyond what noise and chance explain, at most 1.
 
     `measured` are noisy blocks and `estimate` what is made of them. It is pooled over the map, by how well blocks tell.
     """
@@ -144,7 +144,7 @@ def change_of_parts(measured: np.ndarray, estimate: np.ndarray, scale: Fraction)
     chance = noise_variance(scale) * ((1 - part) ** 2 + 3 * part**2) + expected * (1 - part)
     seen = np.square(noisy - part * around) - chance
     squared = np.square(expected) * (1 - 1 / slices)
-    return float(max(0.0, np.sum(seen / chance) / max(np.sum(squared / chance), LEAST)))
+    return float(np.clip(np.sum(seen / chance) / max(np.sum(squared / chance), LEAST), 0, 1))
 
 
 def vary_parts(parts: np.ndarray, side: int, change: float, random: np.random.Generator) -> np.ndarray:
