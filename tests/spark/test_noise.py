@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from heathaze.collect import entropy
 from heathaze.collect.entropy import NoiseKey
 from heathaze.collect.noise import NoiseSettings, add_noise, noisy_event_count, noisy_totals, noisy_values
+from heathaze.collect.pipeline import _with_map
 from heathaze.grid import Grid
 from heathaze.policy import Privacy, Shares
 from heathaze.tables import Tables
@@ -100,11 +101,13 @@ def written(tables: Tables, entry: str) -> tuple[Counter, list[list[int]], list[
     return Counter(rows["slice"].to_pylist()), slices, sorted(map(str, stats))
 
 
-def test_rows_files_and_statistics_are_the_same_for_an_empty_and_a_full_night(spark, tmp_path):
+@pytest.mark.parametrize("of_map", [None, NoiseSettings(Fraction(25), SETTINGS.key, GRID, 1, entropy.MAP)], ids=["slices", "map"])
+def test_rows_files_and_statistics_are_the_same_for_an_empty_and_a_full_night(spark, tmp_path, of_map):
     tables = Tables(str(tmp_path))
     crowded = {(number, cell): 10_000 + cell for number in (0, 1, 3) for cell in range(GRID.cells)}
     for entry, counts in (("empty", {}), ("full", crowded)):
-        columns = {name: F.lit("") for name in ("dataset", "period", "measurement", "scale", "total_scale", "statements")} | {
+        texts = ("dataset", "period", "measurement", "scale", "total_scale", "statements", "map_scale")
+        columns = {name: F.lit("") for name in texts} | {
             "entry": F.lit(entry),
             "starts_at": F.timestamp_seconds(F.lit(0)),
             "rows": F.lit(GRID.rows),
@@ -112,11 +115,17 @@ def test_rows_files_and_statistics_are_the_same_for_an_empty_and_a_full_night(sp
             "noisy_total": F.lit(0).cast("bigint"),
             "noisy_event_count": F.lit(0).cast("bigint"),
         }
-        tables.append_once("noisy", add_noise(histogram_of(spark, counts), SETTINGS).withColumns(columns), token=entry)
+        histogram = histogram_of(spark, counts)
+        noisy = _with_map(add_noise(histogram, SETTINGS), histogram, of_map)
+        tables.append_once("noisy", noisy.withColumns(columns), token=entry)
     empty, full = written(tables, "empty"), written(tables, "full")
     assert empty == full
     assert empty[0] == Counter(range(SLICES))
     assert deltalake.DeltaTable(tables.address("noisy")).version() == 2
+    sizes = [None if of_map is None else 4 * GRID.cells] + [None] * (SLICES - 1)
+    for entry in ("empty", "full"):
+        maps = tables.load("noisy", pc.field("entry") == entry).sort_by("slice")["map"].to_pylist()
+        assert [None if one is None else len(one) for one in maps] == sizes
 
 
 WIDE = Grid(40.0, -74.0, 40.1, -73.9, 200, 200)

@@ -136,7 +136,8 @@ def run_noise(night: Collection, entry: Entry) -> None:
         slices = night.spark.createDataFrame(every_slice, "slice int, starts_at timestamp, noisy_total bigint")
         counted = histogram if side == 1 else coarser(histogram, night.grid, side)
         noisy = noising.add_noise(counted, settings).join(F.broadcast(slices), on="slice", how="inner")
-        noisy = _with_map(night, noisy, histogram, key).select(
+        of_map = None if privacy.map_scale is None else noising.NoiseSettings(privacy.map_scale, key, night.grid, 1, MAP)
+        noisy = _with_map(noisy, histogram, of_map).select(
             "slice",
             "starts_at",
             "values",
@@ -165,12 +166,10 @@ def _check_sampler(policy: Policy) -> None:
         self_check(policy.privacy.map_scale)
 
 
-def _with_map(night: Collection, noisy: DataFrame, histogram: DataFrame, key: NoiseKey) -> DataFrame:
-    """The noisy slices with a column `map`: in slice 0 the noisy counts of the whole period, where the policy has such a map."""
-    scale = night.policy.privacy.map_scale
-    if scale is None:
+def _with_map(noisy: DataFrame, histogram: DataFrame, settings: noising.NoiseSettings | None) -> DataFrame:
+    """The noisy slices with a column `map`: in slice 0 the noisy counts of the whole period; null where there is no such map."""
+    if settings is None:
         return noisy.withColumn("map", F.lit(None).cast("binary"))
-    settings = noising.NoiseSettings(scale, key, night.grid, 1, MAP)
     noisy_map = noising.add_noise(all_slices(histogram), settings).withColumnRenamed("values", "map")
     return noisy.join(F.broadcast(noisy_map), on="slice", how="left")
 
