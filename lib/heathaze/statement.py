@@ -71,12 +71,10 @@ def advice(policy: Policy) -> list[str]:
 
 
 def _told(chosen: Measuring) -> str:
-    blocks = f"blocks of {chosen.block} x {chosen.block} cells"
-    return (
-        f"{blocks} in a map of the whole period and of {chosen.slice_block} x {chosen.slice_block} in each slice"
-        if (chosen.slice_block)
-        else blocks
-    )
+    blocks, larger = (f"of {side} x {side}" for side in (chosen.block, chosen.slice_block))
+    if not chosen.slice_block:
+        return f"blocks {blocks} cells"
+    return f"blocks {blocks} cells in a map of the whole period and {larger} in each slice"
 
 
 def _blocks(policy: Policy) -> str:

@@ -8,6 +8,7 @@ that came out at or below 0 lies m below 0 with probability (1 - a) a^m, a = exp
 P(noisy = -m) = P(noise = 0) a^m E[a^count], and the counts cancel. Over these cold cells the sum of the depths has a negative
 binomial law without any unknown in it, exact for one cell or for millions, for an empty city or a crowded one, and it needs no
 denoiser. A histogram without noise has depth 0 in all its empty cells, half the scale half the depth, twice the scale twice.
+A map of the whole period is judged in the same way, by its own scale.
 
 Where no cell is cold there is no depth, and only a bound holds: two cells that get noise are at most as often within one scale
 of each other as two equal counts would be. This refuses too little noise on a dense but even map.
@@ -329,10 +330,10 @@ def _night_of(candidate: Candidate, slices: pd.DataFrame, last: np.ndarray | Non
     privacy = candidate.policy.privacy
     law = NoiseLaw.of(float(privacy.histogram_scale))
     seen = Evidence(*(int(slices[name].sum()) for name in ("cold", "depth", "pairs", "alike")))
-    chance = law.chance(seen)
+    map_chance = 1.0
     if privacy.map_scale is not None:
         of_map = NoiseLaw.of(float(privacy.map_scale))
-        chance = 0.0 if candidate.map is None else min(chance, of_map.chance(of_map.evidence(candidate.map)))
+        map_chance = 0.0 if candidate.map is None else of_map.chance(of_map.evidence(candidate.map))
     gamma = float(candidate.refinement["gamma"])
     noise = DEVIATIONS * sqrt(candidate.noisy.size * noise_variance(privacy.histogram_scale))
     published, expected = float(slices["published_total"].sum()), gamma * float(slices["noisy_total"].sum())
@@ -344,7 +345,8 @@ def _night_of(candidate: Candidate, slices: pd.DataFrame, last: np.ndarray | Non
                 "scale": str(candidate.scale),
                 **asdict(seen),
                 "depth_declared": law.depth,
-                "noise_chance": chance,
+                "noise_chance": min(law.chance(seen), map_chance),
+                "map_chance": map_chance,
                 "total_published": published,
                 "total_expected": expected,
                 "total_noise": gamma * noise,
@@ -399,6 +401,8 @@ def _seen_of_noise(slices: pd.DataFrame, facts: Mapping[str, Any]) -> str:
         words.append("too few to be sure of the scale")
     if refused:
         words.append(f"{refused} of {len(slices)} slices with other noise")
+    if facts["map_chance"] < LEAST_CHANCE:
+        words.append("the map of the whole period is missing or has other noise")
     return "; ".join(words)
 
 
