@@ -13,7 +13,7 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 from heathaze.grid import Grid
-from heathaze.release.forecast import is_seasonal, theta
+from heathaze.release.forecast import theta
 from heathaze.release.sums import prefix_sum, whole_sums
 
 SIDES = {"small": (30, 120), "middle": (300, 2_000), "large": (2_000, 10_000)}
@@ -24,6 +24,8 @@ HOT = 20.0
 """nu: a cell with so many events in a slice is a hotspot."""
 REACH_METRES = 2_500.0
 """Half the side of the box in which a hotspot is looked for."""
+CRITICAL = 1.6448536269514722
+"""Of the test for a season: 90 %, two-sided, normal."""
 PSI = 0.001
 """Relative errors are taken of at least this share of the events of a slice."""
 
@@ -76,6 +78,18 @@ def draw_workload(truth: np.ndarray, grid: Grid, season: int, queries: int, seed
         series = Boxes(series.low[chosen], series.high[chosen])
     records = _records(truth, 1_000, random)[:, 1:] + random.random((1_000, 2)) if truth.any() else np.zeros((0, 2))
     return Workload(boxes, records, series, season, horizon, metres)
+
+
+def is_seasonal(series: np.ndarray, period: int) -> np.ndarray:
+    """Whether the autocorrelation at one season is beyond what the shorter lags explain, at 90 %."""
+    length = series.shape[1]
+    centred = series - series.mean(1, keepdims=True)
+    scale = np.square(centred).sum(1)
+    is_flat = np.ptp(series, axis=1) == 0
+    scale = np.where(is_flat, 1.0, scale)
+    lags = [(centred[:, lag:] * centred[:, :-lag]).sum(1) / scale for lag in range(1, period + 1)]
+    limit = CRITICAL * np.sqrt((1 + 2 * sum((lag**2 for lag in lags[:-1]), np.zeros(len(series)))) / length)
+    return ~is_flat & (np.abs(lags[-1]) > limit)
 
 
 def score(estimate: np.ndarray, truth: np.ndarray, workload: Workload) -> dict[str, float]:

@@ -2,7 +2,11 @@
 
 Assimakopoulos and Nikolopoulos (2000): the mean of a straight line and of the smoothed series with its curvature doubled.
 Hyndman and Billah (2003) showed it to be simple exponential smoothing with a drift of half the slope of the straight line, which
-is what is done here. A season is taken out before and put back after, where the series shows one.
+is what is done here.
+
+A season is taken out before and put back after, as much of it as is not chance: its figures are drawn together by the share of
+their spread that the rest of the series explains, as Miller and Williams (2003) do. The usual test takes a season whole or not at
+all, and of three weeks of days it sees not even a strong one.
 """
 
 from __future__ import annotations
@@ -12,9 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from heathaze.errors import InputError
-
-CRITICAL = 1.6448536269514722
-"""Of the test for a season: 90 %, two-sided, normal."""
 
 SMALLEST, LARGEST = 1e-4, 0.9999
 """Weights of the newest value that are tried, at least and at most."""
@@ -37,7 +38,7 @@ def theta(series: np.ndarray, period: int, horizon: int) -> Forecasts:
     series = np.atleast_2d(np.asarray(series, dtype=np.float64))
     _check(series, period, horizon)
     length = series.shape[1]
-    seasonal, multiplicative, figures = _seasons(series, period)
+    taken, multiplicative, figures = _seasons(series, period)
     phase = np.arange(length + horizon) % period
     factor = np.where(multiplicative[:, None], figures[:, phase], 1.0)
     offset = np.where(multiplicative[:, None], 0.0, figures[:, phase])
@@ -48,7 +49,7 @@ def theta(series: np.ndarray, period: int, horizon: int) -> Forecasts:
     lead = (1 - (1 - weight) ** length) / weight
     ahead = base + level[:, None] + half_slope[:, None] * (np.arange(horizon) + lead[:, None])
     values = ahead * factor[:, length:] + offset[:, length:]
-    return Forecasts(values, tuple(_sayings(series, period, seasonal, multiplicative)))
+    return Forecasts(values, tuple(_sayings(series, period, taken, multiplicative)))
 
 
 def _check(series: np.ndarray, period: int, horizon: int) -> None:
@@ -63,37 +64,33 @@ def _check(series: np.ndarray, period: int, horizon: int) -> None:
 
 
 def _seasons(series: np.ndarray, period: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which series have a season, which of these a multiplicative one, and the season of each (0s where there is none)."""
+    """How much of its season each series takes (0 to 1), whether as factors, and what is taken (0s where nothing is)."""
     count, length = series.shape
-    none = np.zeros(count, dtype=bool)
+    nothing = np.zeros(count)
     if period == 1 or length <= 2 * period:
-        return none, none, np.zeros((count, period))
-    seasonal = is_seasonal(series, period)
+        return nothing, nothing.astype(bool), np.zeros((count, period))
     trend = _trend(series, period)
     first = period // 2
     middle = series[:, first : first + trend.shape[1]]
     phase = (first + np.arange(trend.shape[1])) % period
     positive = series.min(1) > 0
-    ratios = _by_phase(middle / np.where(positive[:, None], trend, 1.0), phase, period)
-    ratios = ratios / np.where(positive, ratios.mean(1), 1.0)[:, None]
-    differences = _by_phase(middle - trend, phase, period)
-    differences -= differences.mean(1, keepdims=True)
+    ratios = middle / np.where(positive[:, None], trend, 1.0)
+    factors = _by_phase(ratios, phase, period)
+    middling = np.where(positive, factors.mean(1), 1.0)[:, None]
     # A season with a figure near 0 would be divided by.
-    multiplicative = seasonal & positive & (ratios.min(1) > 1e-6)
-    figures = np.where(multiplicative[:, None], ratios, differences)
-    return seasonal, multiplicative, np.where(seasonal[:, None], figures, 0.0)
-
-
-def is_seasonal(series: np.ndarray, period: int) -> np.ndarray:
-    """Whether the autocorrelation at one season is beyond what the shorter lags explain, at 90 %."""
-    length = series.shape[1]
-    centred = series - series.mean(1, keepdims=True)
-    scale = np.square(centred).sum(1)
-    is_flat = np.ptp(series, axis=1) == 0
-    scale = np.where(is_flat, 1.0, scale)
-    lags = [(centred[:, lag:] * centred[:, :-lag]).sum(1) / scale for lag in range(1, period + 1)]
-    limit = CRITICAL * np.sqrt((1 + 2 * sum((lag**2 for lag in lags[:-1]), np.zeros(len(series)))) / length)
-    return ~is_flat & (np.abs(lags[-1]) > limit)
+    multiplicative = positive & ((factors / middling).min(1) > 1e-6)
+    seen = np.where(multiplicative[:, None], ratios / middling - 1, middle - trend)
+    figures = _by_phase(seen, phase, period)
+    # What is left beside the season, divided by how often each figure was seen, is how far chance puts figures apart.
+    left = np.square(seen - figures[:, phase]).sum(1) / (len(phase) - period)
+    chance = left * np.mean(1 / np.bincount(phase, minlength=period))
+    figures -= figures.mean(1, keepdims=True)
+    spread = np.square(figures).sum(1) / (period - 1)
+    is_there = (spread > chance) & (np.ptp(series, axis=1) > 0)
+    taken = np.where(is_there, 1 - chance / np.where(is_there, spread, 1.0), 0.0)
+    figures *= taken[:, None]
+    multiplicative &= is_there
+    return taken, multiplicative, np.where(multiplicative[:, None], 1 + figures, figures)
 
 
 def _trend(series: np.ndarray, period: int) -> np.ndarray:
@@ -155,11 +152,12 @@ def _slope(series: np.ndarray) -> np.ndarray:
     return series @ steps / float(steps @ steps) if len(steps) > 1 else np.zeros(len(series))
 
 
-def _sayings(series: np.ndarray, period: int, seasonal: np.ndarray, multiplicative: np.ndarray) -> list[str]:
+def _sayings(series: np.ndarray, period: int, taken: np.ndarray, multiplicative: np.ndarray) -> list[str]:
     said = []
-    for row, has_season, by_factor in zip(series, seasonal, multiplicative, strict=True):
-        if has_season:
-            said.append(f"season of {period} steps, {'multiplicative' if by_factor else 'additive'}")
+    for row, share, by_factor in zip(series, taken, multiplicative, strict=True):
+        if share > 0:
+            kind = "multiplicative" if by_factor else "additive"
+            said.append(f"season of {period} steps, {kind}, {100 * share:.0f} % of it beyond chance")
         elif np.ptp(row) == 0:
             said.append("no season: the series is constant")
         elif period == 1:
@@ -167,5 +165,5 @@ def _sayings(series: np.ndarray, period: int, seasonal: np.ndarray, multiplicati
         elif len(row) <= 2 * period:
             said.append(f"no season: {len(row)} steps are too few to see one of {period}, more than {2 * period} are needed")
         else:
-            said.append(f"no season of {period} steps: the autocorrelation test at 90 % finds none")
+            said.append(f"no season of {period} steps: nothing of it is beyond chance")
     return said
