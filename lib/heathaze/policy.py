@@ -372,7 +372,7 @@ class BayesSettings:
     """Sizes and training of the context network of bayes."""
 
     rates: int = 40
-    """Rungs of the ladder of rates that the prior is a mixture of."""
+    """Rungs of the ladder of rates that the prior is a mixture of; more are put between where counts would be drawn to them."""
     hidden: int = 64
     """Units of each of the two hidden layers."""
     cells: int = 4_000_000

@@ -62,7 +62,7 @@ def test_the_chance_of_many_events_by_mean_and_deviation_is_near_that_of_the_who
 
 def test_a_value_far_above_the_noise_is_taken_as_it_is() -> None:
     tables = make_tables(2.0, ladder(2.0, 1e5, 12))
-    flat = torch.full((1, 12), -np.log(12.0)).float()
+    flat = torch.zeros(1, len(tables.rates))
     found = posterior(flat, torch.tensor([50_000]), tables)
     assert found.mean.item() == 50_000
     assert (found.square - found.mean**2).item() >= 0
@@ -71,7 +71,7 @@ def test_a_value_far_above_the_noise_is_taken_as_it_is() -> None:
 def test_a_large_scale_is_looked_up_in_steps_far_below_the_noise() -> None:
     tables = make_tables(1000.0, ladder(1000.0, 5000.0, 8))
     assert 1 < tables.step <= 1000 / 100
-    flat = torch.full((2, 8), -np.log(8.0)).float()
+    flat = torch.zeros(2, len(tables.rates))
     near = posterior(flat, torch.tensor([700, 700 + tables.step]), tables).mean
     assert abs(near[0] - near[1]).item() < 10
 
@@ -85,3 +85,15 @@ def test_deconvolution_finds_the_mixture_behind_the_noise() -> None:
     mixture = deconvolve(*np.unique(noisy, return_counts=True), tables)
     assert mixture[0] == pytest.approx(0.9, abs=0.02)
     assert mixture[3] == pytest.approx(0.1, abs=0.02)
+
+
+@pytest.mark.parametrize("scale", [5.0, 30.0, 300.0])
+def test_a_count_between_two_rungs_is_not_drawn_to_the_nearer_one(scale: float) -> None:
+    """Of counts far above the noise nothing is known beforehand, so that a noisy value is the best answer there is."""
+    rates = ladder(scale, 120 * scale, 40)
+    tables = make_tables(scale, rates)
+    noisy = torch.arange(int(10 * scale), int(60 * scale), max(1, int(scale) // 8))
+    # A prior that is even over counts: each rung weighs as much as the gap that it stands for.
+    gaps = torch.from_numpy(np.gradient(rates)).log().float()
+    found = posterior(gaps.expand(len(noisy), -1), noisy, tables).mean
+    assert float((found - noisy).abs().max()) < 0.1 * 2**0.5 * scale

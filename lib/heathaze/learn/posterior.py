@@ -26,6 +26,9 @@ REACH = 45
 WELL_KNOWN = 60
 """A noisy value of so many scales is taken as it is: the prior has nothing to add, and the table ends there."""
 
+STEP = 1.0
+"""How far apart rungs of the ladder may be, in units of what a noisy value can tell; see `ladder`."""
+
 FINEST = 128
 """Noisy values are looked up in steps of scale / FINEST where the scale is larger than that."""
 
@@ -62,9 +65,24 @@ class Tables:
 
 
 def ladder(scale: float, highest: float, count: int) -> np.ndarray:
-    """Rates from nothing to the highest plausible count; below a few thousandths of the noise nobody can tell rates apart."""
+    """Rates from nothing to the highest plausible count; below a few thousandths of the noise nobody can tell rates apart.
+
+    So many are evenly spaced in the logarithm. Counts between two of them are drawn to the nearer one, the more the less they
+    vary by themselves: by noise / (noise + rate), in variances. Where that would be seen beside the noise, more are put between,
+    up to where noisy values are taken as they are.
+    """
     lowest = min(max(0.005, 0.002 * scale), highest / 10)
-    return np.concatenate([[0.0], np.geomspace(lowest, highest, count - 1)])
+    rates = np.geomspace(lowest, highest, count - 1)
+    noise = sqrt(2) * scale
+    widest = STEP * (rates[:-1] + noise**2) / noise
+    parts = np.where(rates[:-1] < last_known(scale), np.ceil(np.diff(rates) / widest), 1).astype(int)
+    between = [np.linspace(low, high, number, endpoint=False) for low, high, number in zip(rates, rates[1:], parts, strict=False)]
+    return np.concatenate([[0.0], *between, [highest]])
+
+
+def last_known(scale: float) -> float:
+    """The noisy value above which values are taken as they are."""
+    return WELL_KNOWN * scale + 2_000
 
 
 def make_tables(scale: float, rates: np.ndarray) -> Tables:
@@ -76,7 +94,7 @@ def make_tables(scale: float, rates: np.ndarray) -> Tables:
     a, reach = exp(-1 / scale), int(REACH * scale) + 2
     highest = float(rates[-1])
     most = int(highest + 8 * sqrt(highest) + 20)
-    last = int(min(most, WELL_KNOWN * scale + 2_000)) + reach
+    last = int(min(most, last_known(scale))) + reach
     step = max(1, int(scale) // FINEST)
     count = np.arange(most + 1)
     kept = slice(0, last + reach + 1, step)
