@@ -94,3 +94,23 @@ def test_a_denoiser_without_deviations_is_settled_too_and_so_is_an_empty_night(s
     nothing = Denoised(np.zeros(truth.shape, dtype=np.float32))
     settled = settle_totals(nothing, Totals(np.zeros(slices, dtype=np.int64), 50.0))
     assert np.array_equal(settled.values, nothing.values) and settled.deviation is None
+
+
+@pytest.mark.parametrize(("spread", "at_most"), [(0.0, 0.4), (1.0, 0.8), (30.0, 1.01)])
+def test_totals_that_noise_alone_sets_apart_are_drawn_together(spread, at_most):
+    """28 slices that differ by so many deviations of the noise, 300 times; squared errors, as a part of the noise's."""
+    random, scale = np.random.default_rng(3), Fraction(80)
+    noise = noise_variance(scale)
+    parts, claims = [], []
+    for _ in range(300):
+        exact = 5_000 + spread * noise**0.5 * random.standard_normal(28)
+        drawn = Totals(exact + discrete_laplace(random, float(scale), 28), noise).drawn_together()
+        parts.append(np.mean((drawn.values - exact) ** 2) / noise)
+        claims.append(drawn.variance / noise)
+    assert np.mean(parts) < at_most
+    assert np.mean(claims) == pytest.approx(np.mean(parts), abs=0.15)
+
+
+def test_too_few_totals_are_left_as_they_are():
+    few = Totals(np.array([10.0, 20.0, 90.0]), 1e6)
+    assert few.drawn_together() is few

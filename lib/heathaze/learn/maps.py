@@ -86,7 +86,8 @@ def estimate_night(
     whole: Callable[[np.ndarray], Denoised],
 ) -> Estimate:
     """`slices` denoises the slices and `whole` the map; totals settle both."""
-    blocks = settle_totals(slices(measured.slices), measured.totals.with_cells(measured.slices, scales.cell))
+    totals = measured.totals.with_cells(measured.slices, scales.cell).drawn_together()
+    blocks = settle_totals(slices(measured.slices), totals)
     if measured.map is None or scales.map is None:
         return Estimate(blocks, None, 1)
     total = Totals(measured.totals.values.sum(keepdims=True), len(measured.slices) * measured.totals.variance)
