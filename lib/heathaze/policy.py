@@ -642,8 +642,9 @@ def _fill_in_block(values: dict[str, typing.Any]) -> None:
     sizes: typing.Any = (grid.get("rows"), grid.get("cols"))
     if not all(type(size) is int and 0 < size <= MAX_CELLS for size in sizes):
         raise PolicyError('grid.block = "auto" needs rows and cols in [grid], all above 0: blocks are made of whole cells.')
-    slices = period.get("slices", PeriodSettings.slices)
-    chosen = select_measuring(*_public_numbers(privacy, "block"), sizes, max(1, slices) if type(slices) is int else 1)
+    given = [period.get(name, getattr(PeriodSettings, name)) for name in ("slices", "days")]
+    slices, days = (max(1, number) if type(number) is int else 1 for number in given)
+    chosen = select_measuring(*_public_numbers(privacy, "block"), sizes, slices, days)
     grid["block"] = chosen.block
     if "slice_block" not in grid and "shares" not in privacy and _table(values.get("denoise")).get("method", "bayes") in WITH_MAP:
         grid["slice_block"] = chosen.slice_block

@@ -55,11 +55,14 @@ class Measuring:
     map: Decimal
 
 
-EVENT, EVENT_SLICES = 0.1, 0.09
-"""At event level: the map of the whole period is measured in blocks with the side (EVENT / strength) ^ 1/2, where strength is how
-many noise scales of events a mean cell holds in all slices together, and slices in blocks with the side
-EVENT_SLICES x slices / strength. Coarser ones hide more than they tell, finer ones drown. Fitted by hand to the cabs at
-epsilon 0.05, 0.2 and 0.8 and to synthetic cities of the seed 4 at 0.05 and 0.2: public data, truth known."""
+EVENT, EVENT_DAYS, EVENT_HOURS = 0.1, 1.5, 0.5
+"""At event level: noise scales of events that a mean block of the map of the whole period holds, one of a slice of a day or more,
+and one of a shorter slice. Coarser blocks hide more than they tell, finer ones drown. Where in a block people are changes little
+from day to day, but from hour to hour they go to work and home. Fitted by hand to the cabs at epsilon 0.05 and 0.2 (days) and to
+a synthetic city of the seed 4 (hours): public data, truth known."""
+
+CLEAR = 1 / 16
+"""At event level: where a mean cell of a slice holds so many noise scales of events, cells are measured, and there is no map."""
 
 USER, KEPT = 1.4, 0.36
 """At user level: the same law for the map, of what bounding leaves of the events of a synthetic city; slices in blocks
@@ -74,8 +77,9 @@ FEWEST, FEWEST_OF_SLICES = 16, 3
 """Blocks along the shorter side of the grid, at least: fewer make no map; of slices beside a map, fewer are enough."""
 
 
-def select_measuring(n: float, epsilon: float, unit: int, grid: tuple[int, int], slices: int) -> Measuring:
-    """How to measure about `n` events, of which up to `unit` of one person may be in the counts, on a grid of rows x cols cells.
+def select_measuring(n: float, epsilon: float, unit: int, grid: tuple[int, int], slices: int, days: int = 1) -> Measuring:
+    """How to measure about `n` events, of which up to `unit` of one person may be in the counts, on a grid of rows x cols cells
+    in so many slices of a period of so many days.
 
     Every argument is public, as for `select_rho`. The weaker the signal, the larger the blocks; a single slice shows less than
     all together, so that it is measured in larger blocks than the map of the whole period. Where cells of single slices can be
@@ -83,8 +87,11 @@ def select_measuring(n: float, epsilon: float, unit: int, grid: tuple[int, int],
     """
     strength = max(n, 1.0) / (grid[0] * grid[1]) * epsilon / unit
     if unit == 1:
-        wanted, wanted_of_slices = (EVENT / strength) ** 0.5, EVENT_SLICES * slices / strength
-        shares = Decimal("0.64"), Decimal("0.06"), Decimal("0.3")
+        held = EVENT_DAYS if days >= slices else EVENT_HOURS
+        wanted, wanted_of_slices = (EVENT / strength) ** 0.5, (held * slices / strength) ** 0.5
+        if strength > CLEAR * slices:
+            wanted_of_slices = 1.0
+        shares = Decimal("0.54"), Decimal("0.06"), Decimal("0.4")
     else:
         wanted = (USER / (KEPT * strength)) ** 0.5
         wanted_of_slices = max(1.0, wanted) * (2 * slices) ** 0.5

@@ -60,7 +60,7 @@ def advice(policy: Policy) -> list[str]:
     if policy.release.method != "vdr" or declared is None:
         return []
     numbers = (declared, float(privacy.epsilon), privacy.max_events_per_user)
-    chosen = select_measuring(*numbers, (cells.rows, cells.cols), policy.period.slices)
+    chosen = select_measuring(*numbers, (cells.rows, cells.cols), policy.period.slices, policy.period.days)
     is_mapped = chosen.slice_block == 0 or policy.grid.slice_block > 0 or policy.denoise.method not in WITH_MAP
     if chosen.block <= policy.grid.block and is_mapped:
         return []

@@ -103,7 +103,8 @@ def chosen_measuring(policy: Policy, epsilon: Fraction, unit: int) -> Measuring:
     declared, cells = policy.privacy.declared_event_count, policy.grid.fine()
     if declared is None:
         raise InputError(f"{BLOCKS} needs privacy.declared_event_count in the policy: blocks follow from public numbers.")
-    return select_measuring(declared, float(epsilon), unit, (cells.rows, cells.cols), policy.period.slices)
+    shape, period = (cells.rows, cells.cols), policy.period
+    return select_measuring(declared, float(epsilon), unit, shape, period.slices, period.days)
 
 
 def denoise(policy: Policy, name: str, counts: np.ndarray, meter: Meter) -> Look:
