@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +14,7 @@ from tests.conftest import policy_text
 
 from heathaze.evaluate.events import Events
 from heathaze.evaluate.harness import coverage
+from heathaze.evaluate.learned import chosen_measuring
 from heathaze.evaluate.synthetic import City, batches
 from heathaze.policy import Policy, parse_policy
 
@@ -43,6 +46,19 @@ def test_intervals_hold_the_truth_as_often_as_they_say(shape: str, epsilon: str)
         assert held.share > 0.83, (boxes, held)
         # Boxes that are mostly empty are held more often: no interval that is worth anything leaves out the likely 0.
         assert held.share < 0.96 + 0.04 * (held.empty > 0.25), (boxes, held)
+
+
+@pytest.mark.parametrize("shape", ["rings", "corridors", "polycentric"])
+def test_intervals_of_blocks_that_a_map_shares_out_hold_the_truth_too(shape: str) -> None:
+    """The noise is so strong that the rule measures slices in blocks, beside a map of the whole period."""
+    rules, epsilon = policy(), Decimal("0.02")
+    given = events(shape, rules)
+    rules = replace(rules, privacy=replace(rules.privacy, declared_event_count=len(given.user)))
+    assert chosen_measuring(rules, Fraction(epsilon), 1).map > 0
+    for boxes, held in coverage(given, rules, epsilon, "bayes_blocks", seeds=2, queries=3_000).items():
+        assert held.share > 0.8, (boxes, held)
+        # What few blocks err by, many boxes have in common, so that two draws say less of large boxes.
+        assert held.share < 0.98 + 0.02 * (held.empty > 0.25), (boxes, held)
 
 
 def test_intervals_that_are_too_narrow_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
