@@ -159,6 +159,9 @@ def ablation() -> list[dict[str, Any]]:
     for hidden in (16, 128):
         settings = dataclasses.replace(SHORT, hidden=hidden)
         answers[f"settled, {hidden} hidden units instead of 64"] = _bayes(noisy, [], SCALE, settings, season=7).settled
+    rule = select_measuring(int(truth.sum()), float(1 / SCALE), 1, truth.shape[1:], len(truth), len(truth))
+    advised = f"slices in blocks of {rule.slice_block} x {rule.slice_block} and a map, as advised"
+    answers[advised] = _by_rule([truth], SCALE, rule, SHORT, season=7)
     rows = []
     for what, answer in answers.items():
         errors = score(answer, truth, workload)
@@ -190,7 +193,7 @@ def blocks() -> list[dict[str, Any]]:
             errors = score(spread_evenly(_bayes(noisy, [], scale, SMALL).settled, side), truth, workload)
             found[side] = _small_and_middle(errors)
         rule = select_measuring(int(truth.sum()), float(1 / scale), 1, (576, 576), slices)
-        error = _small_and_middle(score(_by_rule(truth, scale, rule), truth, workload))
+        error = _small_and_middle(score(_by_rule([truth], scale, rule, SMALL), truth, workload))
         told = {f"side_{side}": round(value, 4) for side, value in found.items()}
         row = {"shape": shape, "events": int(truth.sum()), "scale": int(scale), **told}
         row |= {"rule": f"{rule.block}, slices {rule.slice_block or rule.block}", "by_rule": round(error, 4)}
@@ -203,19 +206,27 @@ def _small_and_middle(errors: dict[str, float]) -> float:
     return float((errors["small at records: relative"] * errors["middle at records: relative"]) ** 0.5)
 
 
-def _by_rule(truth: np.ndarray, scale: Fraction, rule: Measuring) -> np.ndarray:
-    """The answer of bayes where all of epsilon is spent as the rule says."""
+def _by_rule(nights: list[np.ndarray], scale: Fraction, rule: Measuring, settings: BayesSettings, season: int = 0) -> np.ndarray:
+    """The answer of bayes about the last of some nights where all of epsilon is spent as the rule says."""
     cells, totals, whole = (scale / Fraction(share) if share else None for share in (rule.histogram, rule.totals, rule.map))
     assert cells is not None and totals is not None
     scales = Scales(cells, totals, whole, max(1, rule.slice_block // rule.block))
-    measured = measure_again(block_sums(truth, rule.block), scales, np.random.default_rng(0))
+    # Seeds count back from the last night, so that its noise is the same with other nights before it.
+    ages = range(len(nights) - 1, -1, -1)
+    measured = [
+        measure_again(block_sums(night, rule.block), scales, np.random.default_rng(age))
+        for night, age in zip(nights, ages, strict=True)
+    ]
+    before = list(zip(measured, ages, strict=True))[:-1]
+    of_slices = [Earlier(night.slices, age) for night, age in before]
+    of_maps = [Earlier(night.map, age) for night, age in before if night.map is not None]
     found = estimate_night(
-        measured,
+        measured[-1],
         scales,
-        lambda slices: _bayes(slices, [], cells, SMALL).denoised,
-        lambda image: _bayes(image, [], whole or cells, SMALL).denoised,
+        lambda slices: _bayes(slices, of_slices, cells, settings, season).denoised,
+        lambda image: _bayes(image, of_maps, whole or cells, settings).denoised,
     )
-    return spread_evenly(found.published().values, rule.block)
+    return spread_evenly(np.maximum(found.published().values, 0), rule.block)
 
 
 class _Partial(Context):
@@ -230,9 +241,11 @@ class _Partial(Context):
 
 
 def history() -> list[dict[str, Any]]:
-    """Night 14 of a synthetic city at user level (k 20, epsilon 1), by bayes with and without the 13 nights before it."""
+    """Night 14 of a synthetic city at user level (k 20, epsilon 1), by bayes with and without the 13 nights before it: measured
+    in cells, and as `heathaze policy check` advises."""
     rows = []
     scale = Fraction(20)
+    rule = select_measuring(410_000, 1.0, 20, (144, 144), 8)
     for day, first in (("a Sunday", date(2026, 11, 2)), ("a Tuesday", date(2026, 11, 4))):
         nights = [_bounded_night(first + timedelta(days=number)) for number in range(14)]
         noisy = [
@@ -241,21 +254,27 @@ def history() -> list[dict[str, Any]]:
         ]
         earlier = [Earlier(night, 13 - number) for number, night in enumerate(noisy[:-1])]
         truth = nights[-1]
-        alone = _box_errors(_bayes(noisy[-1], [], scale, AGED).settled, truth)
-        helped = _box_errors(_bayes(noisy[-1], earlier, scale, AGED).settled, truth)
-        rows.append({"what": f"{day}, without history", **alone})
-        rows.append({"what": f"{day}, with history", **helped})
-        rows.append({"what": f"{day}, ratio", **{name: round(helped[name] / alone[name], 2) for name in alone}})
+        cells = [_bayes(noisy[-1], before, scale, AGED).settled for before in ([], earlier)]
+        advised = [_by_rule(used, scale, rule, AGED) for used in (nights[-1:], nights)]
+        for measured, answers in (("in cells", cells), ("as advised", advised)):
+            alone, helped = (_box_errors(answer, truth) for answer in answers)
+            ratio = {name: round(helped[name] / alone[name], 2) for name in alone}
+            for how, errors in (("without history", alone), ("with history", helped), ("ratio", ratio)):
+                rows.append({"what": f"{day}, measured {measured}, {how}", **errors})
+                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     moved = truth.copy()
     moved[:, 60:64, 60:64] += 40  # an event where there was none on any night before
     closed = int(np.argmax(np.sum(nights[:-1], axis=(0, 1, 3)) * (np.arange(truth.shape[1]) != 62)))
     moved[:, closed, :] = 0  # a street that is closed tonight
-    tonight = moved + discrete_laplace(np.random.default_rng(99), float(scale), moved.shape)
-    for name, before in (("changed city, without history", []), ("changed city, with history", earlier)):
-        settled = _bayes(tonight.astype(np.int32), before, scale, AGED).settled
-        event = settled[:, 60:64, 60:64].sum() / moved[:, 60:64, 60:64].sum()
-        street = settled[:, closed].sum() / truth[:, closed].sum()
-        rows.append({"what": name, "event_kept": round(float(event), 3), "closed_street_left": round(float(street), 3)})
+    tonight = (moved + discrete_laplace(np.random.default_rng(99), float(scale), moved.shape)).astype(np.int32)
+    for name, before in (("without history", []), ("with history", earlier)):
+        settled = _bayes(tonight, before, scale, AGED).settled
+        advised = _by_rule([*(nights[:-1] if before else []), moved], scale, rule, AGED)
+        for measured, answer in (("in cells", settled), ("as advised", advised)):
+            event = answer[:, 60:64, 60:64].sum() / moved[:, 60:64, 60:64].sum()
+            street = answer[:, closed].sum() / truth[:, closed].sum()
+            kept = {"event_kept": round(float(event), 3), "closed_street_left": round(float(street), 3)}
+            rows.append({"what": f"changed city, measured {measured}, {name}", **kept})
     return rows
 
 
@@ -277,10 +296,10 @@ def _bayes(
 
 
 def _box_errors(answer: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-    """Mean absolute error of cells at records and of blocks of 4 x 4 and 16 x 16 cells at records."""
+    """Mean absolute error at records of cells, and of blocks of 2 x 2, 4 x 4 and 16 x 16 cells."""
     found = {"cells": _errors(answer, truth)[0]}
-    for side in (4, 16):
-        sums = [x.reshape(len(x), x.shape[1] // side, side, -1, side).sum((2, 4)) for x in (answer, truth)]
+    for side in (2, 4, 16):
+        sums = [block_sums(tensor, side) for tensor in (answer, truth)]
         found[f"blocks of {side}"] = float(np.average(np.abs(sums[0] - sums[1]), weights=sums[1]))
     return {name: round(value, 3) for name, value in found.items()}
 
