@@ -55,11 +55,13 @@ class Measuring:
     map: Decimal
 
 
-EVENT, EVENT_DAYS, EVENT_HOURS = 0.1, 1.5, 0.5
-"""At event level: noise scales of events that a mean block of the map of the whole period holds, one of a slice of a day or more,
-and one of a shorter slice. Coarser blocks hide more than they tell, finer ones drown. Where in a block people are changes little
-from day to day, but from hour to hour they go to work and home. Fitted by hand to the cabs at epsilon 0.05 and 0.2 (days) and to
-a synthetic city of the seed 4 (hours): public data, truth known."""
+EVENT, EVENT_DAYS, EVENT_HOURS = 0.1, 1.5, 0.14
+"""At event level, with strength as how many noise scales of events a mean cell holds, in all slices or in one: the map of the
+whole period is measured in blocks with the side (EVENT / strength) ^ 1/2, slices of a day or more in (EVENT_DAYS / strength) ^ 1/2,
+and shorter ones in EVENT_HOURS / strength. Coarser blocks hide more than they tell, finer ones drown. Where in a block people are
+changes little from day to day, but from hour to hour they go to work and home, so that blocks must be small as soon as the noise
+lets them. Fitted by hand to the cabs at epsilon 0.05 and 0.2 (days) and to synthetic cities of the seeds 4 and 6 at the same
+(hours): public data, truth known."""
 
 CLEAR = 1 / 16
 """At event level: where a mean cell of a slice holds so many noise scales of events, cells are measured, and there is no map."""
@@ -87,9 +89,9 @@ def select_measuring(n: float, epsilon: float, unit: int, grid: tuple[int, int],
     """
     strength = max(n, 1.0) / (grid[0] * grid[1]) * epsilon / unit
     if unit == 1:
-        held = EVENT_DAYS if days >= slices else EVENT_HOURS
-        wanted, wanted_of_slices = (EVENT / strength) ** 0.5, (held * slices / strength) ** 0.5
-        if strength > CLEAR * slices:
+        wanted, of_slice = (EVENT / strength) ** 0.5, strength / slices
+        wanted_of_slices = (EVENT_DAYS / of_slice) ** 0.5 if days >= slices else EVENT_HOURS / of_slice
+        if of_slice > CLEAR:
             wanted_of_slices = 1.0
         shares = Decimal("0.54"), Decimal("0.06"), Decimal("0.4")
     else:

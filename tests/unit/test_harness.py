@@ -309,7 +309,7 @@ def test_blocks_are_the_coarser_the_weaker_the_signal_and_divide_the_grid():
     odd = select_measuring(1, 1.0, 20, (45, 60), 8)
     assert (odd.block, odd.slice_block) == (1, 0)
     assert select_measuring(10**5, 1.0, 20, (576, 576), 1).slice_block == 0, "one slice is its own map"
-    days, hours = (select_measuring(10**6, 0.1, 1, (576, 576), 24, days) for days in (24, 1))
+    days, hours = (select_measuring(10**6, 0.2, 1, (576, 576), 24, days) for days in (24, 1))
     assert days.slice_block > hours.slice_block > 1, "from day to day places change less than from hour to hour"
     counts = np.random.default_rng(0).integers(0, 9, (2, 12, 8))
     assert (block_sums(counts, 4).sum((1, 2)) == counts.sum((1, 2))).all()
