@@ -28,7 +28,7 @@ from heathaze.policy import BayesSettings
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
-CHUNK = 16_384
+CHUNK = 8_192
 """Cells that go through the network at once: few enough to stay in the cache."""
 
 CHECKED = 100_000
