@@ -134,3 +134,16 @@ def test_varied_parts_still_add_up_and_vary_by_as_much_as_was_asked():
     halves = block_sums(varied, SIDE // 2)
     # Four halves share a block, and each of them changes on its own and with its four cells.
     assert np.isclose(halves.var() / halves.mean() ** 2, 0.75 * (1 + 1 / 4) * 0.02 * FINER, rtol=0.1)
+
+
+def test_slices_that_noise_alone_sets_apart_get_totals_alike():
+    random, scales = np.random.default_rng(6), Scales(Fraction(40), Fraction(80))
+    truth = np.full((28, 6, 6), 200)
+    measured = measure_again(truth, scales, random)
+
+    def unsure(noisy: np.ndarray) -> Denoised:
+        return Denoised(np.full(noisy.shape, 150.0, dtype=np.float32), np.full(noisy.shape, 1e4, dtype=np.float32))
+
+    found = estimate_night(measured, scales, unsure, unsure).published().values.sum((1, 2))
+    weighed = measured.totals.with_cells(measured.slices, scales.cell).values
+    assert np.abs(found - 7_200).mean() < 0.6 * np.abs(weighed - 7_200).mean()

@@ -35,8 +35,8 @@ DENOISERS = ("shrink", "vqvae", "bayes")
 
 
 BLOCKS = "bayes_blocks"
-"""bayes as `heathaze policy check` advises to measure: blocks of cells, shares of epsilon and, at user level, a map of the whole
-period, which all follow from public numbers."""
+"""bayes as `heathaze policy check` advises to measure: blocks of cells, shares of epsilon and, where single cells
+would drown, a map of the whole period, which all follow from public numbers."""
 
 
 TOTALLED = ("bayes", BLOCKS)

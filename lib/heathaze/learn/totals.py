@@ -1,7 +1,8 @@
 """An estimate of cells brought together with the totals of whole slices, which were measured apart.
 
 Cells say where events are, and the sum of all of them adds up the noise of all; the total of a slice has the noise of one draw.
-Few cells still add up to less noise than a total that got a small part of epsilon, so both are weighed by their variances.
+Few cells still add up to less noise than a total that got a small part of epsilon, so both are weighed by their variances; and
+totals that noise alone sets apart are drawn together.
 
 Let Q be the claimed variance of an estimated total, A that of the measured total's noise and R = measured - estimated total.
 Both err independently, so R has the variance rho Q + A, where rho is how much more the estimate errs than it claims: read off
@@ -37,8 +38,8 @@ class Totals:
         return Totals(share * self.values + (1 - share) * noisy.sum((1, 2), dtype=np.int64), share * self.variance)
 
     def drawn_together(self) -> Totals:
-        """These totals moved towards their mean by as much of their spread as noise explains: James and Stein's estimate, which
-        has the smaller squared error whatever the totals are. Where slices differ by far more than the noise, they stay."""
+        """These totals moved towards their mean by as much of their spread as noise explains: James and Stein's estimate. Where
+        slices differ by far more than the noise, they stay; three and fewer say too little of their spread."""
         slices = len(self.values)
         if slices < 4:
             return self
