@@ -21,10 +21,8 @@ from heathaze.rho import block_sums
 LEAST = 1e-3
 """Events of a block in the map below which its cells share evenly: there is nothing to go by."""
 
-
-FINER = 2
-"""How many times as much parts of a block change from slice to slice as blocks do: fewer places are in them, which average out
-less. On the cabs it is about 1, in a synthetic city of few hot places 2 to 3."""
+ROUNDS = 20
+"""Of finding how much parts change: how well a place tells it depends on how much they do."""
 
 
 @dataclass(frozen=True)
@@ -130,10 +128,13 @@ def parts_of(counts: np.ndarray, side: int) -> np.ndarray:
 
 
 def change_of_parts(measured: np.ndarray, estimate: np.ndarray, scale: Fraction) -> float:
-    """How much the parts that blocks hold of squares of 2 x 2 of them change from slice to slice: their squared coefficient of
-    variation, beyond what noise and chance explain, at most 1.
+    """How much the parts that blocks hold of squares of 2 x 2 of them change from slice to slice, beyond what noise and chance
+    explain: the squared coefficient of variation of what goes on in each block, at most 1.
 
-    `measured` are noisy blocks and `estimate` what is made of them. It is pooled over the map, by how well blocks tell.
+    Where blocks change by themselves with the variance c, the part p of one of four changes by c ((1 - p)^2 + the squares of the
+    other three): one that holds nearly everything always does. `measured` are noisy blocks and `estimate` what is made of them.
+    Every place is weighed by how well it tells: the square of a deviation varies as the square of its own mean. Weighed by the
+    noise alone, a few crowds would speak for all: they change least, because many places average out in them.
     """
     slices, rows, cols = measured.shape
     noisy, blocks = (tensor[:, : rows // 2 * 2, : cols // 2 * 2].astype(np.float64) for tensor in (measured, estimate))
@@ -144,14 +145,18 @@ def change_of_parts(measured: np.ndarray, estimate: np.ndarray, scale: Fraction)
     expected = part * squares
     chance = noise_variance(scale) * ((1 - part) ** 2 + 3 * part**2) + expected * (1 - part)
     seen = np.square(noisy - part * around) - chance
-    squared = np.square(expected) * (1 - 1 / slices)
-    return float(np.clip(np.sum(seen / chance) / max(np.sum(squared / chance), LEAST), 0, 1))
+    free = (1 - part) ** 2 + _spread(block_sums(part[None] ** 2, 2), 2)[0] - part**2
+    squared = np.square(expected) * free * (1 - 1 / slices)
+    change = 0.0
+    for _ in range(ROUNDS):
+        weight = squared / np.square(chance + change * squared)
+        change = float(np.clip(np.sum(weight * seen) / max(np.sum(weight * squared), LEAST), 0, 1))
+    return change
 
 
 def vary_parts(parts: np.ndarray, side: int, change: float, random: np.random.Generator) -> np.ndarray:
-    """Parts of blocks of `side` x `side` cells that change from slice to slice, at every step from blocks down to cells FINER
-    times as much as blocks do in larger squares."""
-    change *= FINER
+    """Parts of blocks of `side` x `side` cells that change from slice to slice, at every step from blocks down to cells as much as
+    blocks do in larger squares."""
     length = side if change > 0 else 1
     while length > 1:
         shorter = next(length // factor for factor in range(2, length + 1) if length % factor == 0)
