@@ -155,8 +155,8 @@ def change_of_parts(measured: np.ndarray, estimate: np.ndarray, scale: Fraction)
 
 
 def vary_parts(parts: np.ndarray, side: int, change: float, random: np.random.Generator) -> np.ndarray:
-    """Parts of blocks of `side` x `side` cells that change from slice to slice, at every step from blocks down to cells as much as
-    blocks do in larger squares."""
+    """Parts of blocks of `side` x `side` cells that change from slice to slice, at every step from blocks down to cells as much
+    as blocks do in larger squares."""
     length = side if change > 0 else 1
     while length > 1:
         shorter = next(length // factor for factor in range(2, length + 1) if length % factor == 0)
