@@ -122,6 +122,16 @@ def test_a_few_crowds_that_stay_do_not_speak_for_the_many_places_that_change():
     assert change_of_parts(noisy, np.broadcast_to(blocks.mean(0), blocks.shape), scale) > 0.07
 
 
+def test_few_blocks_whose_parts_stay_are_seldom_thought_to_change():
+    random, scale = np.random.default_rng(8), Fraction(40)
+    found = []
+    for _ in range(60):
+        blocks = random.poisson(np.broadcast_to(random.gamma(1.0, 70, (3, 3)), (28, 3, 3)))
+        noisy = measure_again(blocks, Scales(scale, scale), random).slices
+        found.append(change_of_parts(noisy, np.broadcast_to(blocks.mean(0), blocks.shape), scale))
+    assert np.mean(np.array(found) > 0.05) < 0.2
+
+
 def test_events_are_scattered_by_their_parts_and_none_is_lost():
     random = np.random.default_rng(4)
     parts = parts_of(random.gamma(0.5, 1, (2, 48, 48)), SIDE)

@@ -134,7 +134,8 @@ def change_of_parts(measured: np.ndarray, estimate: np.ndarray, scale: Fraction)
     Where blocks change by themselves with the variance c, the part p of one of four changes by c ((1 - p)^2 + the squares of the
     other three): one that holds nearly everything always does. `measured` are noisy blocks and `estimate` what is made of them.
     Every place is weighed by how well it tells: the square of a deviation varies as the square of its own mean. Weighed by the
-    noise alone, a few crowds would speak for all: they change least, because many places average out in them.
+    noise alone, a few crowds would speak for all: they change least, because many places average out in them. What few blocks
+    show by chance is taken off.
     """
     slices, rows, cols = measured.shape
     noisy, blocks = (tensor[:, : rows // 2 * 2, : cols // 2 * 2].astype(np.float64) for tensor in (measured, estimate))
@@ -150,8 +151,10 @@ def change_of_parts(measured: np.ndarray, estimate: np.ndarray, scale: Fraction)
     change = 0.0
     for _ in range(ROUNDS):
         weight = squared / np.square(chance + change * squared)
-        change = float(np.clip(np.sum(weight * seen) / max(np.sum(weight * squared), LEAST), 0, 1))
-    return change
+        known = max(float(np.sum(weight * squared)), LEAST)
+        change = float(np.clip(np.sum(weight * seen) / known, 0, 1))
+    # 2 / known is its variance: what is no larger than its own error is nothing, and what is far larger stays.
+    return max(0.0, change - 2 / (known * max(change, LEAST)))
 
 
 def vary_parts(parts: np.ndarray, side: int, change: float, random: np.random.Generator) -> np.ndarray:
