@@ -377,7 +377,7 @@ class BayesSettings:
     """Units of each of the two hidden layers."""
     cells: int = 4_000_000
     """Cells that are drawn for training, over all ranks, at most."""
-    batch: int = 8_192
+    batch: int = 2_048
     """Cells of one step, over all ranks."""
     epochs: int = 10
     """Passes over the drawn cells, at most."""

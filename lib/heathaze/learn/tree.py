@@ -36,9 +36,9 @@ def settle(mean: np.ndarray, variance: np.ndarray, noisy: np.ndarray, noise_vari
 
     A correction is the same multiple of the leeway in all cells of a smallest block, so that sums of those are all it takes.
     """
-    values, claimed, totals = (_sums(tensor, FINEST) for tensor in (mean, variance, noisy))
-    bears = np.concatenate([_sums(leeway(image)[None], FINEST) for image in variance])
-    area = _sums(np.ones((1, *mean.shape[1:]), dtype=np.float32), FINEST)
+    values, claimed, totals = (area_sums(tensor, FINEST) for tensor in (mean, variance, noisy))
+    bears = np.concatenate([area_sums(leeway(image)[None], FINEST) for image in variance])
+    area = area_sums(np.ones((1, *mean.shape[1:]), dtype=np.float32), FINEST)
     shift = np.zeros(values.shape)
     shares: list[float] = []
     if len(mean) > 1:
@@ -49,7 +49,7 @@ def settle(mean: np.ndarray, variance: np.ndarray, noisy: np.ndarray, noise_vari
     factors = (shift + each).astype(np.float32)
     settled = np.empty(mean.shape, dtype=np.float32)
     for number, out in enumerate(settled):
-        out[:] = mean[number] + leeway(variance[number]) * _spread(factors[number], FINEST, out.shape)
+        out[:] = mean[number] + leeway(variance[number]) * spread_areas(factors[number], FINEST, out.shape)
     return settled, shares + apart
 
 
@@ -62,7 +62,7 @@ def _descend(residual: np.ndarray, claims: np.ndarray, bears: np.ndarray, area: 
     side = 1 << (max(residual.shape[1:]) - 1).bit_length()
     factors, shares = np.zeros(residual.shape), []
     while side >= 1:
-        claimed, borne, left, noise = (_sums(part, side) for part in (claims, bears, residual - bears * factors, area))
+        claimed, borne, left, noise = (area_sums(part, side) for part in (claims, bears, residual - bears * factors, area))
         alone = np.maximum(noise - claimed, 0.05 * noise)
         square = borne**2
         weight = square / alone**2
@@ -73,12 +73,12 @@ def _descend(residual: np.ndarray, claims: np.ndarray, bears: np.ndarray, area: 
         if rho > 0:
             gain = rho * square / (rho * square + alone)
             correction = gain * left / borne
-            factors = factors + np.stack([_spread(image, side, residual.shape[1:]) for image in correction])
+            factors = factors + np.stack([spread_areas(image, side, residual.shape[1:]) for image in correction])
         side //= 2
     return factors, shares
 
 
-def _sums(tensor: np.ndarray, side: int) -> np.ndarray:
+def area_sums(tensor: np.ndarray, side: int) -> np.ndarray:
     """Sums over blocks of each slice, float64."""
     slices, height, width = tensor.shape
     out = np.empty((slices, -(-height // side), -(-width // side)))
@@ -88,6 +88,6 @@ def _sums(tensor: np.ndarray, side: int) -> np.ndarray:
     return out
 
 
-def _spread(blocks: np.ndarray, side: int, shape: tuple[int, ...]) -> np.ndarray:
+def spread_areas(blocks: np.ndarray, side: int, shape: tuple[int, ...]) -> np.ndarray:
     """One slice of blocks as cells."""
     return np.repeat(np.repeat(blocks, side, 0), side, 1)[: shape[0], : shape[1]]
