@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from tests.bench import collect, denoise, query, snh
+from tests.bench import collect, denoise, picture, query, snh
 
 BENCHMARKS = {
     "sampler": collect.sampler,
@@ -20,6 +20,7 @@ BENCHMARKS = {
     "vqvae": denoise.vqvae,
     "query": query.query,
     "size": denoise.size,
+    "picture": picture.picture,
     "snh": snh.squares,
     "snh_published": snh.published,
     "snh_speed": snh.speed,
