@@ -134,7 +134,14 @@ def test_the_stated_deviation_is_of_the_size_of_the_error() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "scale"),
-    [((1, 64, 64), Fraction(1)), ((1, 48, 64), Fraction(1000)), ((5, 33, 47), Fraction(50)), ((40, 16, 16), Fraction(5, 2))],
+    [
+        ((1, 64, 64), Fraction(1)),
+        ((1, 48, 64), Fraction(1000)),
+        ((5, 33, 47), Fraction(50)),
+        ((40, 16, 16), Fraction(5, 2)),
+        ((200, 24, 24), Fraction(20)),
+        ((1, 1024, 1024), Fraction(100)),
+    ],
 )
 def test_any_shape_and_noise_give_finite_values(shape: tuple[int, int, int], scale: Fraction) -> None:
     noisy = noised(np.random.default_rng(0).poisson(city(*shape)), 1, scale)
