@@ -97,16 +97,19 @@ def moved(found: Estimate, start: Estimate, result: Estimate) -> Estimate:
 
 
 def _moved(found: Denoised, start: Denoised, result: Denoised) -> Denoised:
-    values = non_negative(found.values)
     ours, began, ended = (area_sums(non_negative(one.values), FINEST) for one in (found, start, result))
     factor = np.where(ours > LEAST, np.clip((ours + began - ended) / np.maximum(ours, LEAST), 0, FARTHEST), 1).astype(np.float32)
-    cells = np.stack([spread_areas(image, FINEST, values.shape[1:]) for image in factor])
-    if found.deviation is None:
-        return Denoised(values * cells)
-    # What a count varies by beyond Poisson's law is a varying rate, which is as many times larger as the area holds more.
-    extra = np.square(found.deviation) - values
-    variance = cells * values + np.where(extra > 0, np.square(cells), cells) * extra
-    return Denoised(values * cells, np.sqrt(np.maximum(variance, 0)))
+    values = non_negative(found.values)
+    deviation = None if found.deviation is None else found.deviation.copy()
+    for number, times in enumerate(factor):
+        cells = spread_areas(times, FINEST, values.shape[1:])
+        if deviation is not None:
+            # What a count varies by beyond Poisson's law is a varying rate, which is as many times larger as the area holds more.
+            extra = np.square(deviation[number]) - values[number]
+            variance = cells * values[number] + np.where(extra > 0, np.square(cells), cells) * extra
+            deviation[number] = np.sqrt(np.maximum(variance, 0))
+        values[number] *= cells
+    return Denoised(values, deviation)
 
 
 def plausible(denoised: Denoised, random: np.random.Generator) -> np.ndarray:
