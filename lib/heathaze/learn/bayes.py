@@ -130,7 +130,9 @@ class Context:
         self._widths = [min(width, max(2, min(self._height, self._width))) for width in WIDTHS]
         self._kernels = {width: _Tent(width, self._height, self._width) for width in set(self._widths)}
         self._sum = tonight.sum(0, dtype=np.float64)
-        self._squares = np.square(tonight, dtype=np.float64).sum(0)
+        self._squares = np.zeros(tonight.shape[1:])
+        for image in tonight:
+            self._squares += np.square(image, dtype=np.float64)
         self._wide_sums = {width: kernel.sums(self._sum) for width, kernel in self._kernels.items()}
         self._season = season if self.slices >= 2 * season else 0
         self._narrow = self._widths[:NARROW]
@@ -138,7 +140,7 @@ class Context:
         self._images = {0: tonight}
         if self.slices > 2:
             self._images |= {width: _sums_of_slices(self._kernels[width], tonight) for width in self._narrow}
-        self._exact = {width for width, sums in self._images.items() if width and np.abs(sums).max() < EXACT}
+        self._exact = {width for width, sums in self._images.items() if width and _farthest(sums) < EXACT}
         self._phases = {width: _sums_of_phases(sums, self._season) for width, sums in self._images.items()}
         kinds = _kinds([night for night in earlier if night.noisy.shape == tonight.shape])
         self._earlier = {name: _added(nights) for name, nights in kinds.items() if name in sources}
@@ -161,9 +163,11 @@ class Context:
         """(features, cells) of one slice, float32: each value over its own noise, large ones on a logarithmic scale."""
         gathered = self._gather(number)
         out = torch.empty((len(gathered), self._height * self._width), dtype=torch.float32)
+        size = torch.empty(out.shape[1], dtype=torch.float32)
         for row, (_, value, variance) in zip(out, gathered, strict=True):
             torch.mul(torch.from_numpy(np.ascontiguousarray(value)).reshape(-1), 1 / sqrt(variance), out=row)
-            torch.copysign(row.abs().log1p_(), row, out=row)
+            torch.abs(row, out=size)
+            torch.copysign(size.log1p_(), row, out=row)
         return out
 
     def heat(self, number: int) -> np.ndarray:
@@ -399,7 +403,10 @@ class Evidence:
         return cls(-reach, table.astype(np.float32), float(chance @ table**2))
 
     def __call__(self, noisy: np.ndarray) -> np.ndarray:
-        return np.take(self.table, np.clip(noisy, self.first, -self.first) - self.first)
+        def of_slice(image: np.ndarray, into: np.ndarray) -> None:
+            np.take(self.table, np.clip(image, self.first, -self.first) - self.first, out=into)
+
+        return _slice_by_slice(of_slice, noisy)
 
 
 @dataclass(frozen=True)
@@ -464,6 +471,10 @@ class _Tent:
             total = _tent(total, self._width, axis)
         return total
 
+    def exact_kind(self, largest: float) -> type:
+        """The faster type in which sums of whole numbers up to `largest` do not round; running sums need room for whole lines."""
+        return np.float32 if self._width <= FEW and largest * self._mass < EXACT else np.float64
+
     def mean(self, sums: np.ndarray, hole: bool = False) -> np.ndarray:
         """Sums as means over the part of the neighbourhood that lies on the grid."""
         return np.asarray(sums * self._parts[hole])
@@ -477,15 +488,26 @@ class _Tent:
 
 
 def _sums_of_slices(kernel: _Tent, tensor: np.ndarray) -> np.ndarray:
-    """Sums of every slice, float32, several at a time: numpy leaves the interpreter to the others."""
-    sums = np.empty(tensor.shape, dtype=np.float32)
+    """Sums of every slice, float32."""
+    kind = kernel.exact_kind(_farthest(tensor))
 
-    def one_slice(number: int) -> None:
-        sums[number] = kernel.sums(tensor[number])
+    def of_slice(image: np.ndarray, into: np.ndarray) -> None:
+        into[:] = kernel.sums(image, kind)
 
+    return _slice_by_slice(of_slice, tensor)
+
+
+def _slice_by_slice(work: Callable[[np.ndarray, np.ndarray], None], tensor: np.ndarray) -> np.ndarray:
+    """What `work` makes of each slice, float32; several at a time: numpy leaves the interpreter to the others."""
+    made = np.empty(tensor.shape, dtype=np.float32)
     with ThreadPoolExecutor(max_workers=cpu_count() or 1) as pool:
-        list(pool.map(one_slice, range(len(tensor))))
-    return sums
+        list(pool.map(work, tensor, made))
+    return made
+
+
+def _farthest(tensor: np.ndarray) -> float:
+    """The largest distance from 0; of int32, that of its lowest value would not fit."""
+    return max(float(tensor.max()), -float(tensor.min()))
 
 
 def _sums_of_phases(images: np.ndarray, season: int) -> np.ndarray:
