@@ -43,9 +43,7 @@ def events(shape: str, rules: Policy) -> Events:
 def test_intervals_hold_the_truth_as_often_as_they_say(shape: str, epsilon: str) -> None:
     rules = policy()
     for boxes, held in coverage(events(shape, rules), rules, Decimal(epsilon), "shrink", seeds=1, queries=3_000).items():
-        assert held.share > 0.83, (boxes, held)
-        # Boxes that are mostly empty are held more often: no interval that is worth anything leaves out the likely 0.
-        assert held.share < 0.96 + 0.04 * (held.empty > 0.25), (boxes, held)
+        assert 0.85 <= round(held.share, 2) <= 0.95, (boxes, held)
 
 
 @pytest.mark.parametrize("shape", ["rings", "corridors", "polycentric"])
@@ -56,9 +54,8 @@ def test_intervals_of_blocks_that_a_map_shares_out_hold_the_truth_too(shape: str
     rules = replace(rules, privacy=replace(rules.privacy, declared_event_count=len(given.user)))
     assert chosen_measuring(rules, Fraction(epsilon), 1).map > 0
     for boxes, held in coverage(given, rules, epsilon, "bayes_blocks", seeds=4, queries=3_000).items():
-        assert held.share > 0.8, (boxes, held)
         # What few blocks err by, many boxes have in common, so that even four draws say less of large boxes.
-        assert held.share < 0.98 + 0.02 * (held.empty > 0.25), (boxes, held)
+        assert 0.83 <= held.share <= 0.97, (boxes, held)
 
 
 def test_intervals_that_are_too_narrow_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -299,6 +299,22 @@ def test_a_night_like_its_rehearsal_changes_little(warm_model: ErrorModel, warm_
         assert np.mean(after["high"] - after["low"]) == pytest.approx(np.mean(before["high"] - before["low"]), rel=0.25)
 
 
+def test_that_a_box_around_a_record_holds_more_than_it_seems_to_is_not_taken_for_a_mistake_of_the_night() -> None:
+    """The rate of every cell is known, and the night is drawn as its rehearsal was: there is nothing to make wider."""
+    random = np.random.default_rng(4)
+    heat = np.broadcast_to(random.gamma(0.1, 3, (60, 60)), (4, 60, 60))
+
+    def city() -> tuple[np.ndarray, ...]:
+        truth = random.poisson(heat)
+        return truth, truth + draw_noise(truth.shape, float(SCALE), random), heat, np.sqrt(heat)
+
+    rehearsed, night = city(), city()
+    alone, beside = ErrorModel.fit([rehearsed], VARIANCE), ErrorModel.fit([rehearsed], VARIANCE, night[1:])
+    for size in ((1, 1, 1), (1, 2, 2), (2, 4, 4)):
+        before, after = (judged(model, night, size) for model in (alone, beside))
+        assert np.mean(after["high"] - after["low"]) == pytest.approx(np.mean(before["high"] - before["low"]), rel=0.2)
+
+
 def test_a_model_is_the_same_after_json(warm_model: ErrorModel, warm_cities: list[tuple[np.ndarray, ...]]) -> None:
     text = json.dumps(warm_model.to_json())
     assert len(text) < 6000

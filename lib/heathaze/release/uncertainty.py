@@ -37,6 +37,8 @@ MIXED, COUNTED = 10, 40
 """Places apart from which on estimate and noisy sum are mixed, and from which on quantiles are counted rather than Student's."""
 LEVELS = 4
 """Levels of claimed deviation that are told apart where reality is compared with rehearsals."""
+OVERLAP = 2
+"""Boxes of tiles side by side overlap by up to half, so that so many of them know what one alone would."""
 TOO_WIDE = 0.92
 """Intervals that hold more than this of both kinds of boxes are made narrower."""
 FLOOR = 1e-6
@@ -180,19 +182,20 @@ class ErrorModel:
         shape = runs[0].truth.shape
         random = np.random.default_rng(seed)
         ladder = _ladder(shape)
-        drawn = [_errors_in(run, number, ladder, boxes, random) for number, run in enumerate(runs)]
-        real = None if tonight is None else _errors_in(Rehearsal(runs[0].truth, *tonight), 0, ladder, 4 * boxes, random)
+        drawn = _joined([_errors_in(run, number, ladder, boxes, random, run.truth) for number, run in enumerate(runs)])
         areas, lengths = sorted({size[1] * size[2] for size in ladder}), sorted({size[0] for size in ladder})
         model = cls(variance, np.array(areas), np.array(lengths), *_empty(len(areas), len(lengths)))
-        joined = [
-            _Errors(*(np.concatenate(parts) for parts in zip(*(one[n] for one in drawn), strict=True)))
-            for n in range(len(ladder))
-        ]
-        harder = np.ones(len(areas)) if real is None else _harder(joined, real, ladder)
+        harder, pairs = np.ones(len(areas)), None
+        if tonight is not None:
+            # Both around what was estimated: a box around a record of a known truth holds more than it seems to.
+            night = Rehearsal(runs[0].truth, *tonight)
+            real = _errors_in(night, 0, ladder, 4 * boxes, random, night.estimate)
+            alike = _joined([_errors_in(run, number, ladder, 4 * boxes, random, run.estimate) for number, run in enumerate(runs)])
+            harder, pairs = _harder(alike, real, ladder), list(zip(alike, real, strict=True))
         for number, (length, rows, cols) in enumerate(ladder):
             area = areas.index(rows * cols)
-            errors = joined[number]._replace(estimate=joined[number].estimate * sqrt(harder[area]))
-            model._learn((area, lengths.index(length)), errors, None if real is None else real[number], length * rows * cols)
+            errors = drawn[number]._replace(estimate=drawn[number].estimate * sqrt(harder[area]))
+            model._learn((area, lengths.index(length)), errors, None if pairs is None else pairs[number], length * rows * cols)
         return model
 
     def answer(
@@ -242,8 +245,8 @@ class ErrorModel:
         """What is learnt of each rung, and by how much it is shorter than the number of bins."""
         return [(self.edges, 1), (self.weights, 0), (self.lows, 0), (self.highs, 0), (self.floors, 0)]
 
-    def _learn(self, rung: tuple[int, int], errors: _Errors, real: _Errors | None, cells: int) -> None:
-        """Fill in one rung from the errors of its boxes; of the real ones, claims and distances from noisy sums are known."""
+    def _learn(self, rung: tuple[int, int], errors: _Errors, pair: tuple[_Errors, _Errors] | None, cells: int) -> None:
+        """Fill in one rung from the errors of its boxes; `pair` are boxes of rehearsals and of tonight that can be compared."""
         levels = errors.claim / cells
         places, tiles = len(np.unique(errors.place)), len(np.unique(errors.tile))
         bins = int(np.clip(min(places // MIXED, tiles // COUNTED), 1, BINS))
@@ -254,8 +257,9 @@ class ErrorModel:
             here = errors.within(edges, number, cells)
             floor = max(float(np.mean(here.estimate**2 - here.claim)), FLOOR * self.variance * cells)
             weight, low, high = _judge(here, here.claim + floor, self.variance * cells)
-            if real is not None:
-                bias = weight * _bias(here, real.within(edges, number, cells))
+            if pair is not None:
+                alike, real = (one.within(edges, number, cells) for one in pair)
+                bias = weight * _bias(alike, real)
                 spread = sqrt(weight**2 * float(np.mean(here.claim) + floor) + (1 - weight) ** 2 * self.variance * cells)
                 low, high = low - max(bias, 0) / spread, high + max(-bias, 0) / spread
             found = weight, low, high
@@ -318,11 +322,11 @@ def _ladder(shape: tuple[int, ...]) -> list[tuple[int, int, int]]:
 
 
 def _errors_in(
-    run: Rehearsal, number: int, ladder: list[tuple[int, int, int]], boxes: int, random: np.random.Generator
+    run: Rehearsal, number: int, ladder: list[tuple[int, int, int]], boxes: int, random: np.random.Generator, counts: np.ndarray
 ) -> list[_Errors]:
-    """The errors of boxes of every size in one rehearsal."""
+    """The errors of boxes of every size in one rehearsal, half of them anywhere and half around records of `counts`."""
     shape = np.array(run.truth.shape)
-    records = _draw_records(run.truth, boxes // 2 * len(ladder), random).reshape(len(ladder), -1, 3)
+    records = _draw_records(counts, boxes // 2 * len(ladder), random).reshape(len(ladder), -1, 3)
     sizes = np.array(ladder)[:, None, :]
     anywhere = random.integers(0, shape - sizes + 1, (len(ladder), boxes - records.shape[1], 3))
     around = np.clip(records - random.integers(0, sizes, records.shape), 0, shape - sizes)
@@ -343,6 +347,11 @@ def _errors_in(
     return [_Errors(*(values[i] for values in made)) for i in range(len(ladder))]
 
 
+def _joined(drawn: list[list[_Errors]]) -> list[_Errors]:
+    """The boxes of several rehearsals, by size."""
+    return [_Errors(*(np.concatenate(parts) for parts in zip(*sizes, strict=True))) for sizes in zip(*drawn, strict=True)]
+
+
 def _draw_records(truth: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:
     """Cells of records drawn at random, count x 3; none where there are no records."""
     heights = np.cumsum(np.maximum(truth, 0), dtype=np.float64)
@@ -352,7 +361,7 @@ def _draw_records(truth: np.ndarray, count: int, random: np.random.Generator) ->
     return np.stack(np.unravel_index(np.minimum(cells, truth.size - 1), truth.shape), axis=1)
 
 
-def _harder(errors: list[_Errors], real: list[_Errors], ladder: list[tuple[int, int, int]]) -> np.ndarray:
+def _harder(alike: list[_Errors], real: list[_Errors], ladder: list[tuple[int, int, int]]) -> np.ndarray:
     """By how much squared errors of tonight's estimate exceed those of rehearsals, for boxes of each area; at least 1.
 
     A plausible truth is as smooth as the estimate that it was drawn from, so a rehearsal may find it easier than reality was.
@@ -360,38 +369,43 @@ def _harder(errors: list[_Errors], real: list[_Errors], ladder: list[tuple[int, 
     Boxes of one slice are many enough to tell; what each area says is taken with that of its neighbours, by how sure they are,
     and with a guess that rehearsals are right, give or take as much as they say.
     """
-    found = [_excess(e, r) for e, r, (length, *_) in zip(errors, real, ladder, strict=True) if length == 1]
-    excess, trust = np.array(found).T
+    found = [_excess(e, r) for e, r, (length, *_) in zip(alike, real, ladder, strict=True) if length == 1]
+    excess, known = np.array(found).T
     near = [slice(max(0, number - 1), number + 2) for number in range(len(found))]
-    return np.array([1 + max(0.0, float(np.sum(excess[n] * trust[n]) / (1 + np.sum(trust[n])))) for n in near])
+    # Areas side by side see the same noise: together they know no more than the mean of what each of them knows.
+    return np.array([1 + max(0.0, float(np.mean(excess[n] * known[n]) / (1 + np.mean(known[n])))) for n in near])
 
 
-def _excess(errors: _Errors, real: _Errors) -> tuple[float, float]:
-    """By what part real squared errors exceed rehearsed ones in boxes of one size, and one over its standard error."""
+def _excess(alike: _Errors, real: _Errors) -> tuple[float, float]:
+    """By what part real squared errors exceed rehearsed ones in boxes of one size, and one over its standard error squared."""
     tiles = len(np.unique(real.tile))
-    edges = np.unique(np.quantile(errors.claim, np.arange(1, LEVELS) / LEVELS)) if tiles >= LEVELS * COUNTED else np.empty(0)
+    edges = np.unique(np.quantile(alike.claim, np.arange(1, LEVELS) / LEVELS)) if tiles >= LEVELS * COUNTED else np.empty(0)
     seen, known = 0.0, 0.0
     for number in range(len(edges) + 1):
-        here, there = errors.within(edges, number, 1), real.within(edges, number, 1)
-        tiles = len(np.unique(there.tile))
-        if tiles < COUNTED or not len(here.estimate):
+        here, there = alike.within(edges, number, 1), real.within(edges, number, 1)
+        if min(len(np.unique(one.tile)) for one in (here, there)) < COUNTED:
             continue
         square = float(np.mean(here.estimate**2))
-        apart = (there.estimate - there.noisy) ** 2
-        more = float(np.mean(apart) - np.mean((here.estimate - here.noisy) ** 2))
-        weight = square * tiles / max(float(np.var(apart)), 1e-300)
+        more, doubt = _difference(here, there, power=2)
+        weight = square / max(doubt**2, 1e-300)
         seen, known = seen + weight * more, known + weight * square
-    return (seen / known, sqrt(known)) if known > 0 else (0.0, 0.0)
+    return (seen / known, known) if known > 0 else (0.0, 0.0)
 
 
-def _bias(errors: _Errors, real: _Errors) -> float:
-    """How much higher real estimates are than rehearsed ones, less two standard errors of it."""
-    tiles = len(np.unique(real.tile))
-    if tiles < COUNTED or not len(errors.estimate):
+def _bias(alike: _Errors, real: _Errors) -> float:
+    """How much higher real estimates are above their noisy sums than rehearsed ones, less two standard errors of it."""
+    if min(len(np.unique(one.tile)) for one in (alike, real)) < COUNTED:
         return 0.0
-    apart = real.estimate - real.noisy
-    bias = float(np.mean(apart) - np.mean(errors.estimate))
-    return copysign(max(0.0, abs(bias) - 2 * float(np.std(apart)) / sqrt(tiles)), bias)
+    bias, doubt = _difference(alike, real, power=1)
+    return copysign(max(0.0, abs(bias) - 2 * doubt), bias)
+
+
+def _difference(alike: _Errors, real: _Errors, power: int) -> tuple[float, float]:
+    """How much larger a power of estimate less noisy sum is tonight than in rehearsals, on average, and its standard error."""
+    apart = [(one.estimate - one.noisy) ** power for one in (alike, real)]
+    tiles = [len(np.unique(one.tile)) for one in (alike, real)]
+    unsure = sum(float(np.var(values)) / number for values, number in zip(apart, tiles, strict=True))
+    return float(np.mean(apart[1]) - np.mean(apart[0])), sqrt(OVERLAP * unsure)
 
 
 def _judge(errors: _Errors, claim: np.ndarray, noise: float) -> tuple[float, float, float]:
