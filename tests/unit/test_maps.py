@@ -4,6 +4,7 @@ from fractions import Fraction
 from functools import partial
 
 import numpy as np
+import pytest
 
 from heathaze.learn.denoiser import Denoised, noise_variance, none
 from heathaze.learn.maps import (
@@ -15,6 +16,7 @@ from heathaze.learn.maps import (
     measure_again,
     parts_of,
     scatter,
+    settle_map,
     share_noisy,
     share_out,
     vary_parts,
@@ -166,3 +168,28 @@ def test_slices_that_noise_alone_sets_apart_get_totals_alike():
     found = estimate_night(measured, scales, unsure, unsure).published().values.sum((1, 2))
     weighed = measured.totals.with_cells(measured.slices, scales.cell).values
     assert np.abs(found - 7_200).mean() < 0.6 * np.abs(weighed - 7_200).mean()
+
+
+def test_the_map_is_taken_as_measured_where_the_slices_show_that_its_estimate_is_wrong():
+    """A crowd in one cell of the first block, which the map's estimate took for noise, and slices that count it."""
+    scale, shape = Fraction(100), (1, 8, 8)
+    quiet = Denoised(np.full(shape, 50.0, np.float32), np.full(shape, 20.0, np.float32))
+    noisy = np.full(shape, 50)
+    noisy[0, 1, 1] = 2_000
+    blocks = Denoised(np.full((4, 2, 2), 200.0, np.float32), np.full((4, 2, 2), 30.0, np.float32))
+    assert np.array_equal(settle_map(quiet, blocks, noisy, scale, SIDE).values, quiet.values), "the slices say what the map says"
+    blocks.values[:, 0, 0] += 500
+    after = settle_map(quiet, blocks, noisy, scale, SIDE)
+    assert 0.85 * 2_000 < after.values[0, 1, 1] < 2_200 and after.deviation is not None
+    assert after.deviation[0, 1, 1] == pytest.approx(noise_variance(scale) ** 0.5, rel=0.1), "as sure as it was measured"
+    for ours, theirs in ((after.values, quiet.values), (after.deviation, quiet.deviation)):
+        assert theirs is not None and np.array_equal(ours[:, 4:], theirs[:, 4:]), "other blocks stay"
+    assert after.values[0, :4, :4].sum() == pytest.approx(blocks.values[:, 0, 0].sum(), rel=0.05)
+
+
+def test_a_map_whose_noise_would_drown_the_difference_stays_as_it_is():
+    scale, shape = Fraction(100), (1, 8, 8)
+    quiet = Denoised(np.full(shape, 5.0, np.float32), np.full(shape, 1.0, np.float32))
+    blocks = Denoised(np.full((4, 2, 2), 100.0, np.float32), np.full((4, 2, 2), 1.0, np.float32))
+    noisy = np.random.default_rng(0).integers(-300, 300, shape)
+    assert np.array_equal(settle_map(quiet, blocks, noisy, scale, SIDE).values, quiet.values)

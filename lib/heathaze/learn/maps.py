@@ -21,6 +21,9 @@ from heathaze.rho import block_sums
 LEAST = 1e-3
 """Events of a block in the map below which its cells share evenly: there is nothing to go by."""
 
+DOUBT = 2.0
+"""Deviations of their difference by which the map and the slices may disagree about a block by chance."""
+
 GROWTH = 0.25
 """Half as long, parts of blocks change 2 ^ GROWTH times as much from slice to slice: about what the cabs' do, by days and by
 hours, while those of synthetic cities grow twice as fast. Read off public data, with the truth in view."""
@@ -94,7 +97,34 @@ def estimate_night(
         return Estimate(blocks, None, 1)
     total = Totals(measured.totals.values.sum(keepdims=True), len(measured.slices) * measured.totals.variance)
     of_map = settle_totals(whole(measured.map), total.with_cells(measured.map, scales.map))
-    return Estimate(blocks, of_map, scales.side)
+    return Estimate(blocks, settle_map(of_map, blocks, measured.map, scales.map, scales.side), scales.side)
+
+
+def settle_map(of_map: Denoised, blocks: Denoised, noisy: np.ndarray, scale: Fraction, side: int) -> Denoised:
+    """The map as it was measured where the slices show that its estimate is wrong about a block.
+
+    A crowd where there was none on any night before is well seen in the slices' blocks; in a cell of the map, under stronger
+    noise, it passes for noise. The further map and slices are apart about a block, beyond DOUBT of the deviations that both claim
+    and what noise does to its sum in the map, the more its cells are taken as measured; what is then still missing is shared by
+    how unsure they are.
+    """
+    if of_map.deviation is None or blocks.deviation is None:
+        return of_map
+    held = non_negative(blocks.values).sum(0, keepdims=True, dtype=np.float64)
+    unsure = np.square(blocks.deviation, dtype=np.float64).sum(0, keepdims=True)
+    variance = np.square(of_map.deviation, dtype=np.float64)
+
+    def apart(values: np.ndarray) -> np.ndarray:
+        return np.asarray(held - block_sums(non_negative(values).astype(np.float64), side))
+
+    noise = noise_variance(scale)
+    by_chance = DOUBT**2 * (block_sums(variance, side) + unsure) + side**2 * noise
+    wrong = np.maximum(1 - by_chance / np.maximum(np.square(apart(of_map.values)), LEAST), 0)
+    doubted = _spread(wrong, side)
+    values = non_negative(of_map.values + doubted * (noisy - of_map.values))
+    variance = variance + doubted * np.maximum(noise - variance, 0)
+    shift = wrong * apart(values) / np.maximum(block_sums(variance, side) + unsure, LEAST)
+    return Denoised((values + variance * _spread(shift, side)).astype(np.float32), np.sqrt(variance).astype(np.float32))
 
 
 def share_out(blocks: Denoised, of_map: Denoised, side: int) -> Denoised:
