@@ -23,7 +23,7 @@ from heathaze.evaluate.synthetic import City, batches
 from heathaze.evaluate.workloads import draw_workload, score
 from heathaze.grid import Grid
 from heathaze.learn.bayes import Context, Earlier, lessons
-from heathaze.learn.bayes_training import BayesLearner, Estimate, estimate, schedule_of
+from heathaze.learn.bayes_training import BayesLearner, Estimate, estimate, fit, schedule_of
 from heathaze.learn.denoiser import discrete_laplace, noise_variance
 from heathaze.learn.distributed import alone
 from heathaze.learn.maps import Scales, estimate_night, measure_again
@@ -290,7 +290,7 @@ def _bayes(
     taught = lessons(noisy, scale, earlier, season, context.sources)
     learner = BayesLearner(context, noisy, scale, settings, alone(), 0, [] if without else taught)
     with tempfile.TemporaryDirectory() as work:
-        trained = train(alone(), learner, schedule_of(settings, noisy.size * (1 + len(taught)), 0), Path(work))
+        trained = fit(alone(), learner, schedule_of(settings, noisy.size * (1 + len(taught)), 0), Path(work))
     learner.model.load_state_dict(trained.weights)
     return estimate(learner.model, context, noisy, scale)
 

@@ -13,10 +13,9 @@ import numpy as np
 from heathaze.evaluate.synthetic import City, batches
 from heathaze.grid import Grid
 from heathaze.learn.bayes import Context
-from heathaze.learn.bayes_training import BayesLearner, estimate, schedule_of
+from heathaze.learn.bayes_training import BayesLearner, estimate, fit, schedule_of
 from heathaze.learn.denoiser import discrete_laplace
 from heathaze.learn.distributed import alone
-from heathaze.learn.training import train
 from heathaze.policy import BayesSettings
 from heathaze.release.report import RAMP
 from tests.bench.denoise import _add
@@ -37,7 +36,7 @@ def picture() -> list[dict[str, Any]]:
     context, settings = Context(noisy, SCALE), BayesSettings()
     learner = BayesLearner(context, noisy, SCALE, settings, alone(), 0)
     with tempfile.TemporaryDirectory() as work:
-        learner.model.load_state_dict(train(alone(), learner, schedule_of(settings, noisy.size, 0), Path(work)).weights)
+        learner.model.load_state_dict(fit(alone(), learner, schedule_of(settings, noisy.size, 0), Path(work)).weights)
     found = estimate(learner.model, context, noisy, SCALE)
     values = np.maximum(found.settled, 0)
     tonight, prior, seen = truth[EVENING], found.prior[EVENING], noisy[EVENING]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -14,16 +16,18 @@ from tests.conftest import policy_text
 from heathaze.evaluate.learned import learned_methods
 from heathaze.evaluate.meter import Meter
 from heathaze.learn.bayes import Context, ContextNet, Earlier, Evidence, lessons
-from heathaze.learn.bayes_training import BayesLearner, Estimate, estimate
+from heathaze.learn.bayes_training import BayesLearner, Estimate, estimate, fit
 from heathaze.learn.denoiser import discrete_laplace, noise_variance
 from heathaze.learn.distributed import alone
 from heathaze.learn.shrink import shrink
+from heathaze.learn.training import Trained, TrainSettings
 from heathaze.learn.tree import settle
 from heathaze.policy import BayesSettings, parse_policy
 from heathaze.rho import block_sums, select_measuring, spread_evenly
 
 SCALE = Fraction(5)
 SMALL = BayesSettings(rates=24, hidden=32, cells=120_000, batch=4_096, epochs=6)
+BRIEF = TrainSettings(epochs=6, steps_per_epoch=30, learning_rate=0.003, seed=0, patience=6)
 
 
 def city(slices: int, rows: int, cols: int, seed: int = 0) -> np.ndarray:
@@ -43,12 +47,8 @@ def noised(counts: np.ndarray, seed: int, scale: Fraction = SCALE) -> np.ndarray
 def denoised(noisy: np.ndarray, scale: Fraction = SCALE, earlier: list[Earlier] | None = None) -> Estimate:
     context = Context(noisy, scale, earlier or [])
     learner = BayesLearner(context, noisy, scale, SMALL, alone(), seed=1)
-    optimizer = torch.optim.Adam(learner.model.parameters(), lr=2e-3)
-    random = np.random.default_rng(2)
-    for _ in range(150):
-        optimizer.zero_grad()
-        learner.loss(learner.batch(random)).backward()
-        optimizer.step()
+    with TemporaryDirectory() as work:
+        learner.model.load_state_dict(fit(alone(), learner, BRIEF, Path(work)).weights)
     return estimate(learner.model, context, noisy, scale)
 
 
@@ -73,13 +73,13 @@ def test_the_prior_of_a_cell_does_not_depend_on_the_cell_to_the_bit(col: int, by
 @pytest.mark.parametrize("scale", [Fraction(1), Fraction(5), Fraction(1000)])
 def test_evidence_is_even_under_noise_alone_in_whole_numbers_and_without_limit_of_values(scale: Fraction) -> None:
     evidence = Evidence.of(scale)
-    noise = discrete_laplace(np.random.default_rng(0), float(scale), (400_000,)).astype(np.int32)
+    noise = discrete_laplace(np.random.default_rng(0), float(scale), (4, 100_000)).astype(np.int32)
     found = evidence(noise)
     assert abs(found.mean()) < 4 * (evidence.variance / found.size) ** 0.5 + 0.5
     assert found.var() == pytest.approx(evidence.variance, rel=0.02)
     assert np.array_equal(found, np.rint(found)) and np.all(np.diff(evidence.table) >= 0)
-    far = np.array([-(2**31), 2**31 - 1], dtype=np.int32)
-    assert np.array_equal(evidence(far), evidence.table[[0, -1]])
+    far = np.array([[-(2**31), 2**31 - 1]], dtype=np.int32)
+    assert np.array_equal(evidence(far)[0], evidence.table[[0, -1]])
 
 
 def test_evidence_tells_a_faint_place_from_nothing_better_than_the_mean_does() -> None:
@@ -219,3 +219,38 @@ def test_earlier_nights_that_tell_the_same_as_tonight_are_learned_from_with_the_
     learner = BayesLearner(context, tonight, SCALE, SMALL, alone(), 0, taught)
     assert learner.cells == pytest.approx(4 * tonight.size * (1 + len(taught)), rel=0.01)
     assert lessons(tonight, SCALE, [], 0, ()) == []
+
+
+def fitted(noisy: np.ndarray, scale: Fraction, work: Path) -> Trained:
+    learner = BayesLearner(Context(noisy, scale), noisy, scale, SMALL, alone(), 0)
+    return fit(alone(), learner, BRIEF, work)
+
+
+def test_a_tenth_of_the_cells_is_not_learned_from() -> None:
+    tonight = np.arange(2 * 24 * 24, dtype=np.int32).reshape(2, 24, 24)  # a cell is known by its value
+    learner = BayesLearner(Context(tonight, SCALE), tonight, SCALE, SMALL, alone(), 0)
+    random = np.random.default_rng(0)
+    seen = np.unique(np.concatenate([learner.batch(random)[1].numpy() for _ in range(20)]))
+    assert learner.unseen == 2 * (24 * 24 // 10)
+    assert len(seen) <= tonight.size - learner.unseen
+    assert len(learner.surprise()) >= learner.unseen
+
+
+def test_small_weights_are_kept_where_noise_drowns_cells_and_large_ones_where_counts_stand_above_it(tmp_path: Path) -> None:
+    nothing = noised(np.zeros((4, 48, 48), dtype=int), 3, Fraction(20))
+    crowds = noised(np.random.default_rng(1).poisson(50 * city(8, 48, 48)), 5)
+    others = []
+    for name, noisy, scale in (("nothing", nothing, Fraction(20)), ("crowds", crowds, SCALE)):
+        (tmp_path / name).mkdir()
+        others += fitted(noisy, scale, tmp_path / name).before
+    assert others == ["large weights", "small weights"]
+
+
+def test_a_learning_that_was_killed_between_small_and_large_weights_ends_at_the_same_network(tmp_path: Path) -> None:
+    noisy = noised(np.random.default_rng(1).poisson(city(4, 32, 32)), 5)
+    for name in ("whole", "halfway"):
+        (tmp_path / name).mkdir()
+    whole = fitted(noisy, SCALE, tmp_path / "whole")
+    (tmp_path / "halfway" / "small-weights.pt").write_bytes((tmp_path / "whole" / "small-weights.pt").read_bytes())
+    again = fitted(noisy, SCALE, tmp_path / "halfway")
+    assert all(torch.equal(again.weights[name], value) for name, value in whole.weights.items())

@@ -13,14 +13,14 @@ import numpy as np
 from heathaze.errors import InputError
 from heathaze.evaluate.meter import Meter, Method
 from heathaze.learn.bayes import Context, ContextNet
-from heathaze.learn.bayes_training import BayesLearner, estimate, schedule_of
+from heathaze.learn.bayes_training import BayesLearner, estimate, fit, schedule_of
 from heathaze.learn.denoiser import Denoised, noise_variance
 from heathaze.learn.distributed import alone
 from heathaze.learn.families import season_of
 from heathaze.learn.maps import Estimate, Measurement, Scales, estimate_night
 from heathaze.learn.shrink import shrink
 from heathaze.learn.totals import Totals
-from heathaze.learn.training import Learner, TrainSettings, train
+from heathaze.learn.training import Learner, Trained, TrainSettings, train
 from heathaze.learn.vqvae_training import RESOLUTIONS, VQVAELearner, denoise_slice
 from heathaze.policy import Policy
 from heathaze.release.refine import finish
@@ -158,7 +158,8 @@ def prepare(policy: Policy, name: str, noisy: np.ndarray, scale: Fraction) -> De
         vqvae = VQVAELearner(noisy, variance, ours, alone(), settings.seed, wanted)
         cells = noisy.size * len(RESOLUTIONS)
         steps = max(1, -(-cells // (ours.batch * min(ours.crop, noisy.shape[1]) * min(ours.crop, noisy.shape[2]))))
-        _train(vqvae, TrainSettings(ours.epochs, steps, float(ours.learning_rate), settings.seed, ours.patience))
+        schedule = TrainSettings(ours.epochs, steps, float(ours.learning_rate), settings.seed, ours.patience)
+        _leave_best(vqvae, lambda work: train(alone(), vqvae, schedule, work))
         return lambda tensor: Denoised(np.stack([denoise_slice(vqvae.model, image, variance) for image in tensor]))
     network = _trained_bayes(policy, noisy, scale)
     return lambda tensor: estimate(network, Context(tensor, scale, season=season_of(policy)), tensor, scale).denoised
@@ -169,13 +170,13 @@ def _trained_bayes(policy: Policy, noisy: np.ndarray, scale: Fraction) -> Contex
     mine, seed = policy.denoise.bayes, policy.denoise.seed
     context = Context(noisy, scale, season=season_of(policy))
     learner = BayesLearner(context, noisy, scale, mine, alone(), seed)
-    _train(learner, schedule_of(mine, noisy.size, seed))
+    _leave_best(learner, lambda work: fit(alone(), learner, schedule_of(mine, noisy.size, seed), work))
     return learner.model
 
 
-def _train(learner: Learner, schedule: TrainSettings) -> None:
-    """Train, and leave the weights of the best epoch in the learner's model."""
+def _leave_best(learner: Learner, learn: Callable[[Path], Trained]) -> None:
+    """Train, and leave the best weights in the learner's model."""
     with tempfile.TemporaryDirectory() as folder:
-        trained = train(alone(), learner, schedule, Path(folder))
+        trained = learn(Path(folder))
     learner.model.load_state_dict(trained.weights)
     learner.model.eval()

@@ -1,7 +1,9 @@
 """How the context network learns from noisy tensors alone, and how it denoises a night.
 
-It maximises the likelihood of each cell's noisy value under the prior that it made without that value. Nothing is held out and
-nothing is compared with a truth: the law of the noise is known, so the likelihood says it all.
+It maximises the likelihood of each cell's noisy value under the prior that it made without that value. Nothing is compared with
+a truth: the law of the noise is known, so the likelihood says it all. How large weights may become is decided by it, too: of
+networks that were trained with dear and with cheap weights that is kept under which noisy cells that none of them has learned
+from are likeliest.
 
 Cells are drawn for training by a heat that is blind to them as well. Drawing them by a heat that holds their own noise would pick
 cold cells whose noise is high, and teach the network that cold cells hold people.
@@ -9,11 +11,13 @@ cold cells whose noise is high, and teach the network that cold cells hold peopl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import sqrt
 from os import cpu_count
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,7 +26,7 @@ from heathaze.learn.bayes import Context, ContextNet, Lesson
 from heathaze.learn.denoiser import Denoised, noise_variance
 from heathaze.learn.distributed import Seam
 from heathaze.learn.posterior import Posterior, Tables, deconvolve, ladder, log_evidence, make_tables, posterior
-from heathaze.learn.training import Quiet, TrainSettings
+from heathaze.learn.training import Quiet, Trained, TrainSettings, train
 from heathaze.learn.tree import settle
 from heathaze.policy import BayesSettings
 
@@ -32,10 +36,17 @@ CHUNK = 8_192
 """Cells that go through the network at once: few enough to stay in the cache."""
 
 CHECKED = 100_000
-"""Cells on which the score is measured, the same in every epoch."""
+"""Cells on which networks are compared, the same in every epoch."""
 
-WEIGHTS = 0.2
-"""Deviation of the network's weights before it has seen a cell, of features that vary by 1."""
+HELD = 10
+"""One of so many cells of tonight is not learned from."""
+
+SMALL, LARGE = 0.08, 0.3
+"""Deviations of a network's weights before it has seen a cell, of features that vary by 1. Where noise drowns cells, large
+weights learn it by heart; where counts stand above it, small ones cannot follow them."""
+
+DOUBT = 2.0
+"""Standard errors by which large weights must do better than small ones to be kept."""
 
 MOST_OFTEN = 4
 """So many cells are drawn, at most, for each cell that there is."""
@@ -67,7 +78,6 @@ class BayesLearner(Quiet):
         seed: int,
         earlier: Sequence[Lesson] = (),
     ):
-        torch.manual_seed(seed)
         self._noise = noise_variance(scale)
         most = max(float(night.max()) for night in (tonight, *(lesson.noisy for lesson in earlier)))
         highest = max(4 * float(scale), 20.0, 1.5 * most)
@@ -75,19 +85,33 @@ class BayesLearner(Quiet):
         self._batch = max(1, settings.batch // seam.size)
         numbers = range(seam.rank, len(tonight), seam.size) if len(tonight) >= seam.size else range(len(tonight))
         random = np.random.default_rng((seed, 11, seam.rank))
+        held = _held(tonight, numbers, seed)
         cells = settings.cells // seam.size
         # Tonight weighs as much as all the others: a city that has changed must be able to say so.
         own = cells if not earlier else cells - cells // 2
-        drawn = [_draw(context, tonight, list(numbers), random, own)]
+        learned = {number: ~which for number, which in held.items()}
+        drawn = [_draw(context, tonight, random, own, learned)]
         share = (cells - own) // max(1, len(earlier))
-        drawn += [_draw(lesson.context(), lesson.noisy, list(numbers), random, share) for lesson in earlier]
+        everything = {number: np.ones_like(which) for number, which in held.items()}
+        drawn += [_draw(lesson.context(), lesson.noisy, random, share, everything) for lesson in earlier]
         # A single night is not copied: it is the largest thing there is while a model learns.
-        self._features, self._noisy, heat = drawn[0] if len(drawn) == 1 else map(torch.cat, zip(*drawn, strict=True))
-        self._check = _draw(context, tonight, list(numbers), np.random.default_rng((seed, 7, seam.rank)), CHECKED)[:2]
-        self.model = ContextNet(self._features.shape[1], self._tables.rates, settings.hidden, context.sources)
-        self._spread = self._features.std(0) + 1e-3
-        self._weighty = 2 * WEIGHTS**2 * tonight.size * (1 + len(earlier))
-        self._start(heat, random)
+        self._features, self._noisy, self._heat = drawn[0] if len(drawn) == 1 else map(torch.cat, zip(*drawn, strict=True))
+        self._check = _draw(context, tonight, np.random.default_rng((seed, 7, seam.rank)), CHECKED, learned)[:2]
+        self.unseen = sum(int(which.sum()) for which in held.values())
+        self._unseen = _draw(context, tonight, np.random.default_rng((seed, 19, seam.rank)), CHECKED, held)[:2]
+        self._names, self._hidden, self._seed = context.sources, settings.hidden, seed
+        self._deviation = self._features.std(0) + 1e-3
+        # Few cells are drawn again and again, which tells nothing new.
+        self._known = min(own * seam.size, tonight.size) + min(share * seam.size, tonight.size) * len(earlier)
+        self._group, self._priors = self._groups(random)
+        self.begin(SMALL)
+
+    def begin(self, spread: float) -> None:
+        """Begin anew with weights of such a spread."""
+        torch.manual_seed(self._seed)
+        self.model = ContextNet(self._features.shape[1], self._tables.rates, self._hidden, self._names)
+        self._weighty = 2 * spread**2 * self._known
+        self._start(np.random.default_rng((self._seed, 13)))
 
     @property
     def cells(self) -> int:
@@ -100,27 +124,38 @@ class BayesLearner(Quiet):
     def loss(self, batch: Batch) -> torch.Tensor:
         """Mean of -log P(noisy value | context), and a little for large weights: few cells must not be learned by heart."""
         features, noisy = batch
-        layers = (self.model.first.weight * self._spread, self.model.second.weight, self.model.last.weight)
+        layers = (self.model.first.weight * self._deviation, self.model.second.weight, self.model.last.weight)
         squares = torch.stack([layer.square().sum() for layer in layers]).sum()
         return squares / self._weighty - log_evidence(self.model(features.t()), noisy, self._tables).mean()
 
     def score(self) -> tuple[float, float]:
         return blind_error(self.model, *self._check, self._noise)
 
-    def _start(self, heat: torch.Tensor, random: np.random.Generator) -> None:
-        """Start from the likeliest prior of each group of like heat; from a flat start the cold cells would take for ever."""
+    @torch.no_grad()
+    def surprise(self) -> torch.Tensor:
+        """-log P(noisy value | context) of cells that were not learned from."""
+        features, noisy = self._unseen
+        parts = [slice(start, start + CHUNK) for start in range(0, len(noisy), CHUNK)]
+        return torch.cat([-log_evidence(self.model(features[part].t()), noisy[part], self._tables).double() for part in parts])
+
+    def _groups(self, random: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """The group of like heat of each cell, and the likeliest prior of each group."""
+        some = self._heat[torch.from_numpy(random.integers(0, len(self._heat), 100_000))]
+        edges = torch.quantile(some, torch.linspace(0, 1, GROUPS + 1)[1:-1]).unique()
+        group = torch.bucketize(self._heat, edges)
+        return group, torch.stack([self._prior_of(self._noisy[group == number]) for number in range(len(edges) + 1)])
+
+    def _start(self, random: np.random.Generator) -> None:
+        """Start from the priors of the groups; from a flat start the cold cells would take for ever."""
         mean = self._features.mean(0)
-        edges = torch.quantile(heat[torch.randperm(len(heat))[:100_000]], torch.linspace(0, 1, GROUPS + 1)[1:-1]).unique()
-        group = torch.bucketize(heat, edges)
-        priors = torch.stack([self._prior_of(self._noisy[group == number]) for number in range(len(edges) + 1)])
         with torch.no_grad():
-            self.model.first.weight.div_(self._spread)
+            self.model.first.weight.div_(self._deviation)
             self.model.first.bias.sub_(self.model.first.weight @ mean)
             self.model.last.weight.mul_(0.1)
         optimizer = torch.optim.Adam(self.model.parameters(), lr=3e-3)
         for _ in range(WARM_UP):
-            chosen = torch.from_numpy(random.integers(0, len(heat), 2_048))
-            wanted = priors[group[chosen]]
+            chosen = torch.from_numpy(random.integers(0, len(self._noisy), 2_048))
+            wanted = self._priors[self._group[chosen]]
             loss = torch.nn.functional.cross_entropy(self.model(self._features[chosen].t()), wanted)
             optimizer.zero_grad()
             loss.backward()
@@ -137,19 +172,50 @@ def schedule_of(settings: BayesSettings, cells: int, seed: int) -> TrainSettings
     return TrainSettings(settings.epochs, steps, float(settings.learning_rate), seed, settings.patience)
 
 
-def _draw(
-    context: Context, tonight: np.ndarray, numbers: list[int], random: np.random.Generator, cells: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Features (cell, feature), noisy values and heat of cells: a third anywhere, the others where much goes on."""
-    each = max(1, min(cells // len(numbers), MOST_OFTEN * tonight[0].size))
-    features, noisy, heats = [], [], []
+def fit(seam: Seam, learner: BayesLearner, schedule: TrainSettings, work: Path) -> Trained:
+    """Train with small weights and with large ones, and keep the large ones only where cells that nobody has learned from are
+    clearly likelier under them."""
+
+    def trained(name: str) -> tuple[Trained, torch.Tensor]:
+        found = train(seam, learner, schedule, work, name)
+        learner.model.load_state_dict(found.weights)
+        return found, learner.surprise()
+
+    small, surprise = trained("small-weights")
+    learner.begin(LARGE)
+    large, other_surprise = trained("large-weights")
+    gain = surprise - other_surprise
+    facts = [float(gain.sum()), float(gain.square().sum()), len(gain), learner.unseen]
+    total, squares, drawn, unseen = seam.sum(torch.tensor(facts, dtype=torch.float64), name="gain").tolist()
+    # A cell that was drawn twice tells no more than once.
+    doubt = sqrt(max(squares / drawn - (total / drawn) ** 2, 0) / min(drawn, unseen))
+    if total / drawn > DOUBT * doubt:
+        return replace(large, before={"small weights": small.curve})
+    return replace(small, before={"large weights": large.curve})
+
+
+def _held(tonight: np.ndarray, numbers: Sequence[int], seed: int) -> dict[int, np.ndarray]:
+    """Which cells of each slice are not learned from, as booleans; at least one."""
+    held = {}
     for number in numbers:
+        order = np.random.default_rng((seed, 17, number)).permutation(tonight[number].size)
+        held[number] = order < max(1, tonight[number].size // HELD)
+    return held
+
+
+def _draw(
+    context: Context, tonight: np.ndarray, random: np.random.Generator, cells: int, allowed: Mapping[int, np.ndarray]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Features (cell, feature), noisy values and heat of allowed cells: a third anywhere, the others where much goes on."""
+    each = max(1, min(cells // len(allowed), MOST_OFTEN * tonight[0].size))
+    features, noisy, heats = [], [], []
+    for number, which in allowed.items():
         heat = context.heat(number)
         level = heat + 1e-6
-        chosen = [random.integers(0, heat.size, each - 2 * (each // 3))]
-        for weight in (level, np.sqrt(level)):
-            places = np.cumsum(weight, dtype=np.float64)
-            chosen.append(np.minimum(np.searchsorted(places, random.random(each // 3) * places[-1]), heat.size - 1))
+        chosen = []
+        for weight, count in ((1.0, each - 2 * (each // 3)), (level, each // 3), (np.sqrt(level), each // 3)):
+            places = np.cumsum(weight * which, dtype=np.float64)
+            chosen.append(np.minimum(np.searchsorted(places, random.random(count) * places[-1], side="right"), heat.size - 1))
         index = np.concatenate(chosen)
         features.append(context.features(number)[:, torch.from_numpy(index)].t().contiguous())
         noisy.append(torch.from_numpy(tonight[number].ravel()[index].astype(np.int64)))
@@ -171,7 +237,8 @@ def blind_error(model: ContextNet, features: torch.Tensor, noisy: torch.Tensor, 
 
 def check_cells(context: Context, tonight: np.ndarray, seed: int) -> Batch:
     """Cells of another night on which a model's drift is measured."""
-    return _draw(context, tonight, list(range(len(tonight))), np.random.default_rng((seed, 7)), CHECKED)[:2]
+    everything = {number: np.ones(image.size, dtype=bool) for number, image in enumerate(tonight)}
+    return _draw(context, tonight, np.random.default_rng((seed, 7)), CHECKED, everything)[:2]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 from heathaze.learn import denoiser
 from heathaze.learn.bayes import Context, ContextNet, Earlier, lessons
 from heathaze.learn.bayes_training import BayesLearner, blind_error, check_cells, estimate, schedule_of
+from heathaze.learn.bayes_training import fit as fit_bayes
 from heathaze.learn.denoiser import Denoised
 from heathaze.learn.handoff import Night, read_map, read_night, read_slices, shared_out
 from heathaze.learn.shrink import shrink
@@ -154,7 +155,8 @@ def train_bayes(seam: Seam, nights: Nights, settings: Denoise, work: str) -> Tra
     of_map = _train_bayes(seam, nights.maps(), settings, str(place))
     of_slices = _train_bayes(seam, nights, settings, work)
     weights = of_slices.weights | {f"{MAP}{name}": value for name, value in of_map.weights.items()}
-    return replace(of_slices, weights=weights, before={"map": of_map.curve})
+    before = {"map": of_map.curve, **{f"map, {name}": curve for name, curve in of_map.before.items()}, **of_slices.before}
+    return replace(of_slices, weights=weights, before=before)
 
 
 def _train_bayes(seam: Seam, nights: Nights, settings: Denoise, work: str) -> Trained:
@@ -163,7 +165,7 @@ def _train_bayes(seam: Seam, nights: Nights, settings: Denoise, work: str) -> Tr
     context = Context(tonight, nights.scale, earlier, nights.season)
     taught = lessons(tonight, nights.scale, earlier, nights.season, context.sources)
     learner = BayesLearner(context, tonight, nights.scale, ours, seam, settings.seed, taught)
-    return train(seam, learner, schedule_of(ours, tonight.size * (1 + len(taught)), settings.seed), Path(work))
+    return fit_bayes(seam, learner, schedule_of(ours, tonight.size * (1 + len(taught)), settings.seed), Path(work))
 
 
 def _denoise_bayes(weights: Weights, nights: Nights, tensor: np.ndarray, settings: Denoise) -> Denoised:

@@ -105,7 +105,7 @@ def draw_curve(trained: Trained) -> bytes:
     """The learning curve as a PNG, a row for each step of the learning: loss and score on noisy data against minutes."""
     from matplotlib.figure import Figure
 
-    curves = {**trained.before, "squares" if trained.before else "": trained.curve}
+    curves = {**trained.before, "kept" if trained.before else "": trained.curve}
     figure = Figure(figsize=(7, 3 * len(curves)), layout="constrained")
     for row, (step, curve) in zip(figure.subplots(len(curves), 2, squeeze=False), curves.items(), strict=True):
         minutes = [epoch.seconds / 60 for epoch in curve]
