@@ -55,7 +55,7 @@ def test_intervals_of_blocks_that_a_map_shares_out_hold_the_truth_too(shape: str
     assert chosen_measuring(rules, Fraction(epsilon), 1).map > 0
     for boxes, held in coverage(given, rules, epsilon, "bayes_blocks", seeds=4, queries=3_000).items():
         # What few blocks err by, many boxes have in common, so that even four draws say less of large boxes.
-        assert 0.83 <= held.share <= 0.97, (boxes, held)
+        assert 0.83 <= held.share <= 0.98, (boxes, held)
 
 
 def test_intervals_that_are_too_narrow_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
