@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import time
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from heathaze.learn.bayes import Context
+from heathaze.learn.bayes_training import BayesLearner, fit
 from heathaze.learn.distributed import Seam
 from heathaze.learn.training import Trained, TrainSettings, train
 from heathaze.learn.vqvae_training import VQVAELearner
-from heathaze.policy import VQVAESettings
+from heathaze.policy import BayesSettings, VQVAESettings
 
+BAYES = BayesSettings(rates=16, hidden=8, cells=8_000, batch=512)
 SETTINGS = VQVAESettings(codes=16, code_size=8, crop=32, batch=4)
 
 
@@ -46,8 +50,19 @@ def trained_states(seam: Seam, work: str, epochs: int) -> list[dict[str, torch.T
     learner = VQVAELearner(slices, 50.0, SETTINGS, seam, seed=1)
     torch.manual_seed(seam.rank)
     train(seam, learner, TrainSettings(epochs, 3, 1e-3, 5, 100), Path(work))
+    return _gathered(seam, learner.model.state_dict())
+
+
+def fitted_states(seam: Seam, work: str) -> list[dict[str, torch.Tensor]]:
+    """Train bayes with small and with large weights, and return what every rank keeps."""
+    noisy = noisy_slices()
+    learner = BayesLearner(Context(noisy, Fraction(5)), noisy, Fraction(5), BAYES, seam, seed=1)
+    return _gathered(seam, fit(seam, learner, TrainSettings(2, 10, 3e-3, 5, 2), Path(work)).weights)
+
+
+def _gathered(seam: Seam, state: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     states: list[dict[str, torch.Tensor]] = [{} for _ in range(seam.size)]
-    for name, value in learner.model.state_dict().items():
+    for name, value in state.items():
         for rank in range(seam.size):
             mine = value if seam.rank == rank else torch.zeros_like(value)
             states[rank][name] = seam.sum(mine, name=f"{name}-{rank}")

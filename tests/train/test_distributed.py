@@ -42,6 +42,13 @@ def test_ranks_end_with_identical_weights_and_codebooks(launcher: str, tmp_path:
         assert torch.equal(value, second[name]), name
 
 
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ranks_agree_whether_small_or_large_weights_are_kept(launcher: str, tmp_path: Path) -> None:
+    first, second = launch(ranks.fitted_states, {"work": str(tmp_path)}, 2, launcher)
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    assert all((tmp_path / f"{name}-weights.pt").exists() for name in ("small", "large"))
+
+
 @pytest.mark.parametrize("how", ["killed", "raises"])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_rank_that_dies_ends_the_job_with_a_clear_error(launcher: str, how: str) -> None:

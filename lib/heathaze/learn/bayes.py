@@ -72,7 +72,8 @@ class ContextNet(nn.Module):
     def __init__(self, features: int, rates: np.ndarray, hidden: int, sources: Sequence[str] = ()):
         super().__init__()
         self.register_buffer("rates", torch.from_numpy(np.asarray(rates, dtype=np.float64)))
-        self.register_buffer("uses", torch.tensor([source in sources for source in SOURCES]))
+        # Not booleans, which Horovod does not send.
+        self.register_buffer("uses", torch.tensor([source in sources for source in SOURCES], dtype=torch.int32))
         self.first = nn.Linear(features, hidden)
         self.second = nn.Linear(hidden, hidden)
         self.last = nn.Linear(hidden, len(rates))
