@@ -37,8 +37,10 @@ Again = Callable[[Measurement], Estimate]
 """Estimates another measurement as the night's was."""
 
 ROUNDS = 3
-"""Rehearsals of a night; the errors of the last one are read. Those before it find how far over areas a plausible truth lies off
-an estimate, which hardly grows any more after two."""
+"""Rehearsals of a night. Those before the last find how far over areas a plausible truth lies off an estimate, which hardly grows
+any more after two."""
+READ = 2
+"""Rehearsals whose errors are read, the last ones: in one alone, the luck of a few totals can make large boxes seem sure."""
 FARTHEST = 4.0
 """An area is moved to at most so many times what it was estimated to hold."""
 LEAST = 0.01
@@ -50,26 +52,34 @@ def rehearse(found: Estimate, noisy: np.ndarray, scales: Scales, again: Again, s
 
     Where the night's estimate lies further off its own noisy sums than a rehearsal's does, its intervals are made wider.
     """
-    truth, rehearsed, result = last_rehearsal(found, noisy, scales, again, np.random.default_rng(seed))
-    answer, tonight = result.published(), found.published()
-    values, asked = (finish(one.values, settings) for one in (answer, tonight))
-    run = Rehearsal(truth, share_noisy(rehearsed.slices, values, scales.side), values, answer.deviation)
+    drawn = last_rehearsals(found, noisy, scales, again, np.random.default_rng(seed))
+    runs = [_run(*one, scales, settings) for one in drawn]
+    tonight = found.published()
+    asked = finish(tonight.values, settings)
     night = (share_noisy(noisy, asked, scales.side), asked, tonight.deviation)
-    return ErrorModel.fit([run], noise_variance(scales.cell) / scales.side**2, night)
+    return ErrorModel.fit(runs, noise_variance(scales.cell) / scales.side**2, night)
 
 
-def last_rehearsal(
+def _run(truth: np.ndarray, measured: Measurement, result: Estimate, scales: Scales, settings: Refine) -> Rehearsal:
+    answer = result.published()
+    values = finish(answer.values, settings)
+    return Rehearsal(truth, share_noisy(measured.slices, values, scales.side), values, answer.deviation)
+
+
+def last_rehearsals(
     found: Estimate, noisy: np.ndarray, scales: Scales, again: Again, random: np.random.Generator
-) -> tuple[np.ndarray, Measurement, Estimate]:
-    """A plausible truth, how it was measured, and what was made of that, after ROUNDS of them."""
+) -> list[tuple[np.ndarray, Measurement, Estimate]]:
+    """Plausible truths, how they were measured, and what was made of that: the last READ of ROUNDS."""
     start = found
+    drawn: list[tuple[np.ndarray, Measurement, Estimate]] = []
     for number in range(ROUNDS):
         truth = imagine(start, noisy, scales, random)
         measured = measure_again(truth, scales, random)
         result = again(measured)
+        drawn = [*drawn, (truth, measured, result)][-READ:]
         if number < ROUNDS - 1:
             start = moved(found, start, result)
-    return truth, measured, result
+    return drawn
 
 
 def imagine(found: Estimate, noisy: np.ndarray, scales: Scales, random: np.random.Generator) -> np.ndarray:
