@@ -315,6 +315,19 @@ def test_that_a_box_around_a_record_holds_more_than_it_seems_to_is_not_taken_for
         assert np.mean(after["high"] - after["low"]) == pytest.approx(np.mean(before["high"] - before["low"]), rel=0.2)
 
 
+def test_claims_that_many_boxes_share_leave_no_bin_of_them_empty() -> None:
+    for seed in range(20, 30):
+        random = np.random.default_rng(seed)
+        runs = []
+        for _ in range(2):
+            truth = (random.random((2, 16, 16)) < 0.3).astype(int)
+            noisy = truth + random.integers(-3, 4, truth.shape)
+            estimate = np.where(random.random(truth.shape) < 0.05, 0.3, 0.1)
+            runs.append((truth, noisy, estimate, np.sqrt(estimate)))
+        text = json.dumps(ErrorModel.fit(runs, VARIANCE, boxes=400).to_json())
+        assert "NaN" not in text, seed
+
+
 def test_a_model_is_the_same_after_json(warm_model: ErrorModel, warm_cities: list[tuple[np.ndarray, ...]]) -> None:
     text = json.dumps(warm_model.to_json())
     assert len(text) < 6000

@@ -250,7 +250,8 @@ class ErrorModel:
         levels = errors.claim / cells
         places, tiles = len(np.unique(errors.place)), len(np.unique(errors.tile))
         bins = int(np.clip(min(places // MIXED, tiles // COUNTED), 1, BINS))
-        edges = np.unique(np.quantile(levels, np.arange(1, bins) / bins))
+        # Levels that there are, so that no bin is empty.
+        edges = np.unique(np.quantile(levels, np.arange(1, bins) / bins, method="higher"))
         edges = edges[(edges > levels.min()) & (edges <= levels.max())]
         self.edges[rung][: len(edges)] = edges
         for number in range(len(edges) + 1):
