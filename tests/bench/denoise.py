@@ -290,7 +290,7 @@ def _bayes(
     taught = lessons(noisy, scale, earlier, season, context.sources)
     learner = BayesLearner(context, noisy, scale, settings, alone(), 0, [] if without else taught)
     with tempfile.TemporaryDirectory() as work:
-        trained = fit(alone(), learner, schedule_of(settings, noisy.size * (1 + len(taught)), 0), Path(work))
+        trained = fit(alone(), learner, schedule_of(settings, noisy.size, 0), Path(work))
     learner.model.load_state_dict(trained.weights)
     return estimate(learner.model, context, noisy, scale)
 

@@ -15,7 +15,7 @@ from tests.conftest import policy_text
 
 from heathaze.evaluate.learned import learned_methods
 from heathaze.evaluate.meter import Meter
-from heathaze.learn.bayes import Context, ContextNet, Earlier, Evidence, lessons
+from heathaze.learn.bayes import Context, ContextNet, Earlier, Evidence, Lesson, lessons
 from heathaze.learn.bayes_training import BayesLearner, Estimate, estimate, fit
 from heathaze.learn.denoiser import discrete_laplace, noise_variance
 from heathaze.learn.distributed import alone
@@ -226,13 +226,18 @@ def fitted(noisy: np.ndarray, scale: Fraction, work: Path) -> Trained:
     return fit(alone(), learner, BRIEF, work)
 
 
-def test_a_tenth_of_the_cells_is_not_learned_from() -> None:
-    tonight = np.arange(2 * 24 * 24, dtype=np.int32).reshape(2, 24, 24)  # a cell is known by its value
-    learner = BayesLearner(Context(tonight, SCALE), tonight, SCALE, SMALL, alone(), 0)
+def test_a_tenth_of_the_places_is_learned_from_in_no_slice_of_no_night() -> None:
+    """Where another slice of a place is taught, its context tells of the values that were held back there."""
+    places = 24 * 24
+    tonight, before = (np.arange(start, start + 2 * places, dtype=np.int32).reshape(2, 24, 24) for start in (0, 2 * places))
+    context = Context(tonight, SCALE)  # a cell is known by its value
+    lesson = Lesson(before, lambda: Context(before, SCALE))
+    learner = BayesLearner(context, tonight, SCALE, SMALL, alone(), 0, [lesson])
     random = np.random.default_rng(0)
-    seen = np.unique(np.concatenate([learner.batch(random)[1].numpy() for _ in range(20)]))
-    assert learner.unseen == 2 * (24 * 24 // 10)
-    assert len(seen) <= tonight.size - learner.unseen
+    seen = np.unique(np.concatenate([learner.batch(random)[1].numpy() for _ in range(40)]))
+    assert seen.max() >= 2 * places, "the earlier night is learned from, too"
+    assert learner.unseen == 2 * (places // 10)
+    assert len(np.unique(seen % places)) <= places - places // 10
     assert len(learner.surprise()) >= learner.unseen
 
 

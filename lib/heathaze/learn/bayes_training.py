@@ -11,7 +11,7 @@ cold cells whose noise is high, and teach the network that cold cells hold peopl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -39,7 +39,8 @@ CHECKED = 100_000
 """Cells on which networks are compared, the same in every epoch."""
 
 HELD = 10
-"""One of so many cells of tonight is not learned from."""
+"""One of so many places is not learned from, in no slice of no night: what other slices of a place are taught would tell of its
+own value, because it is among what surrounds them."""
 
 SMALL, LARGE = 0.08, 0.3
 """Deviations of a network's weights before it has seen a cell, of features that vary by 1. Where noise drowns cells, large
@@ -85,20 +86,18 @@ class BayesLearner(Quiet):
         self._batch = max(1, settings.batch // seam.size)
         numbers = range(seam.rank, len(tonight), seam.size) if len(tonight) >= seam.size else range(len(tonight))
         random = np.random.default_rng((seed, 11, seam.rank))
-        held = _held(tonight, numbers, seed)
+        held = _held(tonight[0].size, seed)
         cells = settings.cells // seam.size
         # Tonight weighs as much as all the others: a city that has changed must be able to say so.
         own = cells if not earlier else cells - cells // 2
-        learned = {number: ~which for number, which in held.items()}
-        drawn = [_draw(context, tonight, random, own, learned)]
+        drawn = [_draw(context, tonight, random, own, numbers, ~held)]
         share = (cells - own) // max(1, len(earlier))
-        everything = {number: np.ones_like(which) for number, which in held.items()}
-        drawn += [_draw(lesson.context(), lesson.noisy, random, share, everything) for lesson in earlier]
+        drawn += [_draw(lesson.context(), lesson.noisy, random, share, numbers, ~held) for lesson in earlier]
         # A single night is not copied: it is the largest thing there is while a model learns.
         self._features, self._noisy, self._heat = drawn[0] if len(drawn) == 1 else map(torch.cat, zip(*drawn, strict=True))
-        self._check = _draw(context, tonight, np.random.default_rng((seed, 7, seam.rank)), CHECKED, learned)[:2]
-        self.unseen = sum(int(which.sum()) for which in held.values())
-        self._unseen = _draw(context, tonight, np.random.default_rng((seed, 19, seam.rank)), CHECKED, held)[:2]
+        self._check = _draw(context, tonight, np.random.default_rng((seed, 7, seam.rank)), CHECKED, numbers, ~held)[:2]
+        self.unseen = len(numbers) * int(held.sum())
+        self._unseen = _draw(context, tonight, np.random.default_rng((seed, 19, seam.rank)), CHECKED, numbers, held)[:2]
         self._names, self._hidden, self._seed = context.sources, settings.hidden, seed
         self._deviation = self._features.std(0) + 1e-3
         # Few cells are drawn again and again, which tells nothing new.
@@ -167,7 +166,8 @@ class BayesLearner(Quiet):
 
 
 def schedule_of(settings: BayesSettings, cells: int, seed: int) -> TrainSettings:
-    """How long to learn from so many cells of all nights; the same on every rank."""
+    """How long to learn for a night of so many cells; the same on every rank. Not longer with earlier nights to learn from: what
+    surrounds a place is much the same on all of them, and a small map would be learned by heart."""
     steps = max(FEWEST_STEPS, -(-min(settings.cells, MOST_OFTEN * cells) // settings.batch))
     return TrainSettings(settings.epochs, steps, float(settings.learning_rate), seed, settings.patience)
 
@@ -194,27 +194,29 @@ def fit(seam: Seam, learner: BayesLearner, schedule: TrainSettings, work: Path) 
     return replace(small, before={"large weights": large.curve})
 
 
-def _held(tonight: np.ndarray, numbers: Sequence[int], seed: int) -> dict[int, np.ndarray]:
-    """Which cells of each slice are not learned from, as booleans; at least one."""
-    held = {}
-    for number in numbers:
-        order = np.random.default_rng((seed, 17, number)).permutation(tonight[number].size)
-        held[number] = order < max(1, tonight[number].size // HELD)
-    return held
+def _held(places: int, seed: int) -> np.ndarray:
+    """Which places are not learned from, as booleans; at least one. The same on every rank."""
+    return np.random.default_rng((seed, 17)).permutation(places) < max(1, places // HELD)
 
 
 def _draw(
-    context: Context, tonight: np.ndarray, random: np.random.Generator, cells: int, allowed: Mapping[int, np.ndarray]
+    context: Context,
+    tonight: np.ndarray,
+    random: np.random.Generator,
+    cells: int,
+    numbers: Sequence[int],
+    allowed: np.ndarray,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Features (cell, feature), noisy values and heat of allowed cells: a third anywhere, the others where much goes on."""
-    each = max(1, min(cells // len(allowed), MOST_OFTEN * tonight[0].size))
+    """Features (cell, feature), noisy values and heat of cells of some slices at allowed places: a third anywhere, the others
+    where much goes on."""
+    each = max(1, min(cells // len(numbers), MOST_OFTEN * tonight[0].size))
     features, noisy, heats = [], [], []
-    for number, which in allowed.items():
+    for number in numbers:
         heat = context.heat(number)
         level = heat + 1e-6
         chosen = []
         for weight, count in ((1.0, each - 2 * (each // 3)), (level, each // 3), (np.sqrt(level), each // 3)):
-            places = np.cumsum(weight * which, dtype=np.float64)
+            places = np.cumsum(weight * allowed, dtype=np.float64)
             chosen.append(np.minimum(np.searchsorted(places, random.random(count) * places[-1], side="right"), heat.size - 1))
         index = np.concatenate(chosen)
         features.append(context.features(number)[:, torch.from_numpy(index)].t().contiguous())
@@ -237,8 +239,8 @@ def blind_error(model: ContextNet, features: torch.Tensor, noisy: torch.Tensor, 
 
 def check_cells(context: Context, tonight: np.ndarray, seed: int) -> Batch:
     """Cells of another night on which a model's drift is measured."""
-    everything = {number: np.ones(image.size, dtype=bool) for number, image in enumerate(tonight)}
-    return _draw(context, tonight, np.random.default_rng((seed, 7)), CHECKED, everything)[:2]
+    everywhere = np.ones(tonight[0].size, dtype=bool)
+    return _draw(context, tonight, np.random.default_rng((seed, 7)), CHECKED, range(len(tonight)), everywhere)[:2]
 
 
 @dataclass(frozen=True)

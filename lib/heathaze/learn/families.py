@@ -165,7 +165,7 @@ def _train_bayes(seam: Seam, nights: Nights, settings: Denoise, work: str) -> Tr
     context = Context(tonight, nights.scale, earlier, nights.season)
     taught = lessons(tonight, nights.scale, earlier, nights.season, context.sources)
     learner = BayesLearner(context, tonight, nights.scale, ours, seam, settings.seed, taught)
-    return fit_bayes(seam, learner, schedule_of(ours, tonight.size * (1 + len(taught)), settings.seed), Path(work))
+    return fit_bayes(seam, learner, schedule_of(ours, tonight.size, settings.seed), Path(work))
 
 
 def _denoise_bayes(weights: Weights, nights: Nights, tensor: np.ndarray, settings: Denoise) -> Denoised:
