@@ -17,6 +17,7 @@ from heathaze.evaluate.harness import coverage
 from heathaze.evaluate.learned import chosen_measuring
 from heathaze.evaluate.synthetic import City, batches
 from heathaze.policy import Policy, parse_policy
+from heathaze.release.uncertainty import _interval
 
 BOX = {"south": 40.0, "west": -74.0, "north": 40.18, "east": -73.76}
 
@@ -72,3 +73,22 @@ def test_intervals_that_are_too_narrow_would_be_found_out(monkeypatch: pytest.Mo
     rules = policy()
     held = coverage(events("rings", rules), rules, Decimal("0.2"), "shrink", seeds=1, queries=3_000)
     assert held["small at records"].share < 0.8 and held["middle at records"].share < 0.8
+
+
+@pytest.mark.parametrize("shift, spread", [(0.0, 1.0), (0.8, 1.0), (-0.4, 1.5)])
+def test_one_interval_holds_boxes_anywhere_and_around_records_in_nine_of_ten(shift: float, spread: float) -> None:
+    random = np.random.default_rng(0)
+    kinds = random.standard_t(5, 4_000), shift + spread * random.standard_t(5, 4_000)
+    low, high = _interval(*kinds)
+    shares = [float(np.mean((kind >= low) & (kind <= high))) for kind in kinds]
+    assert all(0.88 < share < 0.96 for share in shares), shares
+    wide = max(np.quantile(kind, 0.95) for kind in kinds) - min(np.quantile(kind, 0.05) for kind in kinds)
+    assert high - low < 1.02 * wide
+
+
+def test_an_interval_of_boxes_that_are_nearly_all_empty_is_not_stretched() -> None:
+    """A kind that no interval holds in as few as nine of ten boxes leaves the choice to the other."""
+    random = np.random.default_rng(0)
+    empty = np.where(random.random(4_000) < 0.97, 0.0, 5.0)
+    low, high = _interval(empty, random.standard_normal(4_000))
+    assert -1.8 < low < -1.4 and 1.4 < high < 1.8
