@@ -58,7 +58,7 @@ class Measuring:
 EVENT, EVENT_DAYS, EVENT_HOURS = 0.1, 0.3, 0.14
 """At event level, with strength as how many noise scales of events a mean cell holds, in all slices or in one: the map of the
 whole period is measured in blocks with the side (EVENT / strength) ^ 1/2, slices of a day or more in those with the side
-(EVENT_DAYS / strength) ^ 0.8, and shorter ones in EVENT_HOURS / strength. Coarser blocks hide more than they tell, finer ones
+(EVENT_DAYS / strength) ^ 0.8, and shorter ones in EVENT_HOURS / strength where that is smaller. Coarser blocks hide more than they tell, finer ones
 drown. Where in a block people are changes little from day to day, but from hour to hour they go to work and home, so that blocks
 must be small as soon as the noise lets them. Fitted by hand to the cabs at epsilon 0.05 and 0.2 (days) and to synthetic cities
 of the seeds 4 and 6 at the same (hours), so that boxes of every size gain: public data, truth known."""
@@ -101,7 +101,9 @@ def select_measuring(n: float, epsilon: float, unit: int, grid: tuple[int, int],
     strength = max(n, 1.0) / (grid[0] * grid[1]) * epsilon / unit
     if unit == 1:
         wanted, of_slice = (EVENT / strength) ** 0.5, strength / slices
-        wanted_of_slices = (EVENT_DAYS / of_slice) ** 0.8 if days >= slices else EVENT_HOURS / of_slice
+        wanted_of_slices = (EVENT_DAYS / of_slice) ** 0.8
+        if days < slices:
+            wanted_of_slices = min(wanted_of_slices, EVENT_HOURS / of_slice)
         if of_slice > CLEAR:
             wanted_of_slices = 1.0
         whole = _hundredths(min(EVENT_MAP_FULL, 0.4 + EVENT_MAP_MORE * max(0.0, log2(EVENT_MAP / of_slice))))
