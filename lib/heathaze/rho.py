@@ -58,10 +58,10 @@ class Measuring:
 EVENT, EVENT_DAYS, EVENT_HOURS = 0.1, 0.3, 0.14
 """At event level, with strength as how many noise scales of events a mean cell holds, in all slices or in one: the map of the
 whole period is measured in blocks with the side (EVENT / strength) ^ 1/2, slices of a day or more in those with the side
-(EVENT_DAYS / strength) ^ 0.8, and shorter ones in EVENT_HOURS / strength where that is smaller. Coarser blocks hide more than they tell, finer ones
-drown. Where in a block people are changes little from day to day, but from hour to hour they go to work and home, so that blocks
-must be small as soon as the noise lets them. Fitted by hand to the cabs at epsilon 0.05 and 0.2 (days) and to synthetic cities
-of the seeds 4 and 6 at the same (hours), so that boxes of every size gain: public data, truth known."""
+(EVENT_DAYS / strength) ^ 0.8, and shorter ones in EVENT_HOURS / strength where that is smaller. Coarser blocks hide more than
+they tell, finer ones drown. Where in a block people are changes little from day to day, but from hour to hour they go to work
+and home, so that blocks must be small as soon as the noise lets them. Fitted by hand to the cabs at epsilon 0.05 and 0.2 (days)
+and to synthetic cities of the seeds 4 and 6 at the same (hours), so that boxes of every size gain: public data, truth known."""
 
 EVENT_MAP, EVENT_MAP_MORE, EVENT_MAP_FULL = 0.0226, 0.05, 0.55
 """At event level, the share of epsilon for the map is 0.4 where a mean cell of a slice holds EVENT_MAP noise scales of events,
