@@ -61,8 +61,10 @@ def measure_again(truth: np.ndarray, scales: Scales, random: np.random.Generator
     """A plausible truth measured with noise of the same laws. It protects nobody."""
 
     def noisy(counts: np.ndarray, scale: Fraction) -> np.ndarray:
-        limits = np.iinfo(np.int32)
-        return np.clip(counts + discrete_laplace(random, float(scale), counts.shape), limits.min, limits.max).astype(np.int32)
+        limits, out = np.iinfo(np.int32), np.empty(counts.shape, dtype=np.int32)
+        for image, into in zip(counts, out, strict=True):
+            into[:] = np.clip(image + discrete_laplace(random, float(scale), image.shape), limits.min, limits.max)
+        return out
 
     slices = noisy(block_sums(truth, scales.side), scales.cell)
     totals = measured_again(truth, scales.total, random)
