@@ -41,7 +41,7 @@ OVERLAP = 2
 """Boxes of tiles side by side overlap by up to half, so that so many of them know what one alone would."""
 TAILS = np.linspace(TAIL, 0.12, 29)
 """Shares of a kind of boxes that may lie beyond one end of an interval."""
-MISSED = 2
+MISSED = 8
 """A kind that is held too seldom counts so many times as much as one that is held too often."""
 NARROW = 1e-3
 """What an interval e times as wide must gain: as much as a kind that is held in 93 instead of 90 % loses."""
