@@ -75,15 +75,15 @@ def test_intervals_that_are_too_narrow_would_be_found_out(monkeypatch: pytest.Mo
     assert held["small at records"].share < 0.8 and held["middle at records"].share < 0.8
 
 
-@pytest.mark.parametrize("shift, spread", [(0.0, 1.0), (0.8, 1.0), (-0.4, 1.5)])
+@pytest.mark.parametrize("shift, spread", [(0.0, 1.0), (0.8, 1.0), (0.8, 1.25)])
 def test_one_interval_holds_boxes_anywhere_and_around_records_in_nine_of_ten(shift: float, spread: float) -> None:
     random = np.random.default_rng(0)
     kinds = random.standard_t(5, 4_000), shift + spread * random.standard_t(5, 4_000)
     low, high = _interval(*kinds)
     shares = [float(np.mean((kind >= low) & (kind <= high))) for kind in kinds]
-    assert all(0.88 < share < 0.96 for share in shares), shares
+    assert all(0.88 < share < 0.93 for share in shares), shares
     wide = max(np.quantile(kind, 0.95) for kind in kinds) - min(np.quantile(kind, 0.05) for kind in kinds)
-    assert high - low < 1.02 * wide
+    assert high - low <= wide
 
 
 def test_an_interval_of_boxes_that_are_nearly_all_empty_is_not_stretched() -> None:
