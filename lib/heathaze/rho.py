@@ -55,19 +55,13 @@ class Measuring:
     map: Decimal
 
 
-EVENT, EVENT_DAYS, EVENT_HOURS = 0.1, 0.3, 0.14
+EVENT, EVENT_DAYS, EVENT_HOURS = 0.1, 1.5, 0.14
 """At event level, with strength as how many noise scales of events a mean cell holds, in all slices or in one: the map of the
 whole period is measured in blocks with the side (EVENT / strength) ^ 1/2, slices of a day or more in those with the side
-(EVENT_DAYS / strength) ^ 0.8, and shorter ones in EVENT_HOURS / strength where that is smaller. Coarser blocks hide more than
-they tell, finer ones drown. Where in a block people are changes little from day to day, but from hour to hour they go to work
-and home, so that blocks must be small as soon as the noise lets them. Fitted by hand to the cabs at epsilon 0.05 and 0.2 (days)
-and to synthetic cities of the seeds 4 and 6 at the same (hours), so that boxes of every size gain: public data, truth known."""
-
-EVENT_MAP, EVENT_MAP_MORE, EVENT_MAP_FULL = 0.0226, 0.05, 0.55
-"""At event level, the share of epsilon for the map is 0.4 where a mean cell of a slice holds EVENT_MAP noise scales of events,
-EVENT_MAP_MORE more for each time that this is halved, and EVENT_MAP_FULL at most: the larger the blocks, the surer they are and
-the more there is to share out. Fitted by hand to the cabs at epsilon 0.05 and 0.2, first draw, and to the rings of the seed 11 at
-0.05."""
+(EVENT_DAYS / strength) ^ 1/2, and shorter ones in EVENT_HOURS / strength. Coarser blocks hide more than they tell, finer ones
+drown. Where in a block people are changes little from day to day, but from hour to hour they go to work and home, so that blocks
+must be small as soon as the noise lets them. Fitted by hand to the cabs at epsilon 0.05 and 0.2 (days) and to synthetic cities
+of the seeds 4 and 6 at the same (hours): public data, truth known."""
 
 CLEAR = 1 / 16
 """At event level: where a mean cell of a slice holds so many noise scales of events, cells are measured, and there is no map."""
@@ -101,17 +95,14 @@ def select_measuring(n: float, epsilon: float, unit: int, grid: tuple[int, int],
     strength = max(n, 1.0) / (grid[0] * grid[1]) * epsilon / unit
     if unit == 1:
         wanted, of_slice = (EVENT / strength) ** 0.5, strength / slices
-        wanted_of_slices = (EVENT_DAYS / of_slice) ** 0.8
-        if days < slices:
-            wanted_of_slices = min(wanted_of_slices, EVENT_HOURS / of_slice)
+        wanted_of_slices = (EVENT_DAYS / of_slice) ** 0.5 if days >= slices else EVENT_HOURS / of_slice
         if of_slice > CLEAR:
             wanted_of_slices = 1.0
-        whole = _hundredths(min(EVENT_MAP_FULL, 0.4 + EVENT_MAP_MORE * max(0.0, log2(EVENT_MAP / of_slice))))
-        shares = Decimal("0.94") - whole, Decimal("0.06"), whole
+        shares = Decimal("0.54"), Decimal("0.06"), Decimal("0.4")
     else:
         wanted = (USER / (KEPT * strength)) ** 0.5
         wanted_of_slices = max(1.0, wanted) * (2 * slices) ** 0.5
-        whole = _hundredths(min(0.3, MAP_SHARE * slices**0.5))
+        whole = min(Decimal("0.3"), Decimal(str(round(MAP_SHARE * slices**0.5, 2))))
         shares = Decimal("0.75") - whole, Decimal("0.25"), whole
     block = _power_of_two(wanted, grid)
     rows, cols = grid
@@ -122,11 +113,6 @@ def select_measuring(n: float, epsilon: float, unit: int, grid: tuple[int, int],
         totals = beside_cells if block == 1 else Decimal("0.1")
         return Measuring(block, 0, 1 - totals, totals, Decimal(0))
     return Measuring(block, slice_block, *shares)
-
-
-def _hundredths(share: float) -> Decimal:
-    """A share of epsilon, exactly."""
-    return Decimal(str(round(share, 2)))
 
 
 def _power_of_two(wanted: float, grid: tuple[int, int]) -> int:

@@ -306,9 +306,6 @@ def test_blocks_are_the_coarser_the_weaker_the_signal_and_divide_the_grid():
         assert sides == sorted(sides) and sides[0] == (1, 0) and sides[-1] == (32, 192)
         assert all(one.histogram + one.totals + one.map == 1 and (one.map > 0) == (one.slice_block > 0) for one in chosen)
         assert all(576 % one.slice_block == one.slice_block % one.block == 0 for one in chosen if one.slice_block)
-        maps = [one.map for one in chosen if one.map]
-        assert maps == sorted(maps) and Decimal("0.1") < maps[0] <= maps[-1] <= Decimal("0.55")
-        assert (maps[0] < maps[-1]) == (unit == 1), "at event level, larger blocks leave more for the map"
     odd = select_measuring(1, 1.0, 20, (45, 60), 8)
     assert (odd.block, odd.slice_block) == (1, 0)
     assert select_measuring(10**5, 1.0, 20, (576, 576), 1).slice_block == 0, "one slice is its own map"
