@@ -218,7 +218,9 @@ def _small_and_middle(errors: dict[str, float]) -> float:
     return float((errors["small at records: relative"] * errors["middle at records: relative"]) ** 0.5)
 
 
-def _by_rule(nights: list[np.ndarray], scale: Fraction, rule: Measuring, settings: BayesSettings, season: int = 0) -> np.ndarray:
+def _by_rule(
+    nights: list[np.ndarray], scale: Fraction, rule: Measuring, settings: BayesSettings, season: int = 0, draw: int = 0
+) -> np.ndarray:
     """The answer of bayes about the last of some nights where all of epsilon is spent as the rule says."""
     cells, totals, whole = (scale / Fraction(share) if share else None for share in (rule.histogram, rule.totals, rule.map))
     assert cells is not None and totals is not None
@@ -226,7 +228,7 @@ def _by_rule(nights: list[np.ndarray], scale: Fraction, rule: Measuring, setting
     # Seeds count back from the last night, so that its noise is the same with other nights before it.
     ages = range(len(nights) - 1, -1, -1)
     measured = [
-        measure_again(block_sums(night, rule.block), scales, np.random.default_rng(age))
+        measure_again(block_sums(night, rule.block), scales, np.random.default_rng((draw, age)))
         for night, age in zip(nights, ages, strict=True)
     ]
     before = list(zip(measured, ages, strict=True))[:-1]
@@ -253,41 +255,63 @@ class _Partial(Context):
 
 
 def history() -> list[dict[str, Any]]:
-    """Night 14 of a synthetic city at user level (k 20, epsilon 1), by bayes with and without the 13 nights before it: measured
-    in cells, and as `heathaze policy check` advises."""
-    rows = []
-    scale = Fraction(20)
-    rule = select_measuring(410_000, 1.0, 20, (144, 144), 8)
+    """Night 14 of a synthetic city at user level (k 20, epsilon 1), by bayes with and without the 13 nights before it: measured in
+    cells, and as `heathaze policy check` advises. Mean of three draws of noise."""
+    rows: list[dict[str, Any]] = []
+
+    def add(what: str, errors: dict[str, float]) -> None:
+        rows.append({"what": what, **errors})
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+
+    ways, draws = {"in cells": _in_cells, "as advised": _as_advised}, range(3)
     for day, first in (("a Sunday", date(2026, 11, 2)), ("a Tuesday", date(2026, 11, 4))):
         nights = [_bounded_night(first + timedelta(days=number)) for number in range(14)]
-        noisy = [
-            (night + discrete_laplace(np.random.default_rng(number), float(scale), night.shape)).astype(np.int32)
-            for number, night in enumerate(nights)
-        ]
-        earlier = [Earlier(night, 13 - number) for number, night in enumerate(noisy[:-1])]
         truth = nights[-1]
-        cells = [_bayes(noisy[-1], before, scale, AGED).settled for before in ([], earlier)]
-        advised = [_by_rule(used, scale, rule, AGED) for used in (nights[-1:], nights)]
-        for measured, answers in (("in cells", cells), ("as advised", advised)):
-            alone, helped = (_box_errors(answer, truth) for answer in answers)
-            ratio = {name: round(helped[name] / alone[name], 2) for name in alone}
-            for how, errors in (("without history", alone), ("with history", helped), ("ratio", ratio)):
-                rows.append({"what": f"{day}, measured {measured}, {how}", **errors})
-                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+        for measured, way in ways.items():
+            alone, helped = (_mean([_box_errors(way(used, draw), truth) for draw in draws]) for used in (nights[-1:], nights))
+            add(f"{day}, measured {measured}, without history", alone)
+            add(f"{day}, measured {measured}, with history", helped)
+            add(f"{day}, measured {measured}, ratio", {name: round(helped[name] / alone[name], 2) for name in alone})
     moved = truth.copy()
     moved[:, 60:64, 60:64] += 40  # an event where there was none on any night before
     closed = int(np.argmax(np.sum(nights[:-1], axis=(0, 1, 3)) * (np.arange(truth.shape[1]) != 62)))
     moved[:, closed, :] = 0  # a street that is closed tonight
-    tonight = (moved + discrete_laplace(np.random.default_rng(99), float(scale), moved.shape)).astype(np.int32)
-    for name, before in (("without history", []), ("with history", earlier)):
-        settled = _bayes(tonight, before, scale, AGED).settled
-        advised = _by_rule([*(nights[:-1] if before else []), moved], scale, rule, AGED)
-        for measured, answer in (("in cells", settled), ("as advised", advised)):
-            event = answer[:, 60:64, 60:64].sum() / moved[:, 60:64, 60:64].sum()
-            street = answer[:, closed].sum() / truth[:, closed].sum()
-            kept = {"event_kept": round(float(event), 3), "closed_street_left": round(float(street), 3)}
-            rows.append({"what": f"changed city, measured {measured}, {name}", **kept})
+    for how, before in (("without history", []), ("with history", nights[:-1])):
+        for measured, way in ways.items():
+            answers = [way([*before, moved], draw) for draw in draws]
+            kept = {
+                "event_kept": sum(answer[:, 60:64, 60:64].sum() for answer in answers) / moved[:, 60:64, 60:64].sum(),
+                "closed_street_left": sum(answer[:, closed].sum() for answer in answers) / truth[:, closed].sum(),
+            }
+            add(
+                f"changed city, measured {measured}, {how}", {name: round(float(of) / len(draws), 3) for name, of in kept.items()}
+            )
     return rows
+
+
+AGED_SCALE = Fraction(20)
+"""Of the noise of those nights where all of epsilon is spent on one thing."""
+
+
+def _in_cells(nights: list[np.ndarray], draw: int) -> np.ndarray:
+    """The answer of bayes about the last of some nights, all measured in cells."""
+    ages = range(len(nights) - 1, -1, -1)
+    noisy = [
+        (night + discrete_laplace(np.random.default_rng((draw, age)), float(AGED_SCALE), night.shape)).astype(np.int32)
+        for night, age in zip(nights, ages, strict=True)
+    ]
+    earlier = [Earlier(night, age) for night, age in zip(noisy, ages, strict=True)][:-1]
+    return _bayes(noisy[-1], earlier, AGED_SCALE, AGED).settled
+
+
+def _as_advised(nights: list[np.ndarray], draw: int) -> np.ndarray:
+    """The same, measured as `heathaze policy check` advises."""
+    rule = select_measuring(410_000, 1.0, 20, (144, 144), 8)
+    return _by_rule(nights, AGED_SCALE, rule, AGED, draw=draw)
+
+
+def _mean(errors: list[dict[str, float]]) -> dict[str, float]:
+    return {name: round(float(np.mean([one[name] for one in errors])), 3) for name in errors[0]}
 
 
 def _bayes(

@@ -92,3 +92,15 @@ def test_an_interval_of_boxes_that_are_nearly_all_empty_is_not_stretched() -> No
     empty = np.where(random.random(4_000) < 0.97, 0.0, 5.0)
     low, high = _interval(empty, random.standard_normal(4_000))
     assert -1.8 < low < -1.4 and 1.4 < high < 1.8
+
+
+def test_few_boxes_around_records_do_not_stretch_the_interval_of_the_many_around_them() -> None:
+    random = np.random.default_rng(0)
+    anywhere, at_records = random.standard_normal(4_000), 2 + random.standard_normal(80)
+    widths = []
+    for records in (at_records, np.repeat(at_records, 50)):
+        low, high = _interval(anywhere, records)
+        widths.append(high - low)
+        if len(records) < len(anywhere):
+            assert np.mean((anywhere >= low) & (anywhere <= high)) < 0.92
+    assert widths[0] < 0.95 * widths[1], widths

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from fractions import Fraction
 
 import numpy as np
@@ -52,7 +53,7 @@ def test_rehearsed_errors_over_areas_are_as_large_as_real_ones(
         )
         measured = measure_again(truth, SCALES, random)
         found = flattened(measured)
-        drawn = last_rehearsals(found, measured.slices, SCALES, flattened, random)
+        drawn = list(last_rehearsals(found, measured.slices, SCALES, flattened, random))
         assert len(drawn) == min(rehearsal.READ, rounds)
         rehearsed = np.sqrt(np.mean([error_of_areas(imagined, result) ** 2 for imagined, _, result in drawn]))
         ratios.append(float(rehearsed) / error_of_areas(truth, found))
@@ -79,3 +80,20 @@ def test_an_estimate_is_moved_by_what_a_rehearsal_missed_and_no_area_below_nothi
     assert of_map is not None and np.allclose(of_map.values, 3), "the map is moved by its own error"
     alone = moved(Estimate(Denoised(found.slices.values), None, 1), start, result)
     assert alone.slices.deviation is None and np.allclose(alone.slices.values, 0.5)
+
+
+def test_one_rehearsal_is_let_go_before_the_next_is_made() -> None:
+    """Of 96 large slices, two would not fit."""
+    random = np.random.default_rng(0)
+    measured = measure_again(random.poisson(np.full((SLICES, 4 * FINEST, 4 * FINEST), 3.0)), SCALES, random)
+    alive = []
+
+    def again(another: Measurement) -> Estimate:
+        alive.append(sum(reference() is not None for reference in seen))
+        return flattened(another)
+
+    seen: list[weakref.ref[np.ndarray]] = []
+    for truth, other, result in last_rehearsals(flattened(measured), measured.slices, SCALES, again, random):
+        seen += [weakref.ref(one) for one in (truth, other.slices, result.slices.values)]
+        del truth, other, result
+    assert len(seen) == 3 * rehearsal.READ and alive == [0] * rehearsal.ROUNDS

@@ -168,9 +168,8 @@ def prepare(policy: Policy, name: str, noisy: np.ndarray, scale: Fraction) -> De
 def _trained_bayes(policy: Policy, noisy: np.ndarray, scale: Fraction) -> ContextNet:
     """The network alone: what it learned from is let go, so that it takes no room beside the tensors."""
     mine, seed = policy.denoise.bayes, policy.denoise.seed
-    context = Context(noisy, scale, season=season_of(policy))
-    learner = BayesLearner(context, noisy, scale, mine, alone(), seed)
-    _leave_best(learner, lambda work: fit(alone(), learner, schedule_of(mine, noisy.size, seed), work))
+    learner = BayesLearner(Context(noisy, scale, season=season_of(policy)), noisy, scale, mine, alone(), seed)
+    _leave_best(learner, lambda work: fit(alone(), learner, schedule_of(mine, learner.size, seed), work))
     return learner.model
 
 

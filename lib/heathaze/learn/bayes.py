@@ -235,7 +235,7 @@ class Context:
             count = len(range(phase, self.slices, self._season)) - 1
             found += self._slices("season", count, lambda width: self._phases[width][phase] - self._images[width][number], 3)
         for name, nights in self._earlier.items():
-            found += self._before(name, nights, number, None if name == "history" else 2)
+            found += self._before(name, nights, number)
         return found + self._evidence(number)
 
     def _evidence(self, number: int) -> list[tuple[str, np.ndarray, float]]:
@@ -307,15 +307,15 @@ class Context:
             found.append((f"{name} {place}", kernel.mean(total(width)) / count, share * kernel.variance()))
         return found
 
-    def _before(self, name: str, history: _Added, number: int, widths: int | None) -> list[tuple[str, np.ndarray, float]]:
-        """The same slice of earlier nights, and all of their slices."""
+    def _before(self, name: str, history: _Added, number: int) -> list[tuple[str, np.ndarray, float]]:
+        """The same slice of earlier nights, and, of all nights together, all of their slices."""
         share = self._noise / history.nights
         mean = history.total[number] / history.nights
         found = [(name, mean, share)]
-        for place, width in enumerate(self._widths[:widths]):
+        for place, width in enumerate(self._widths):
             kernel = self._kernels[width]
             found.append((f"{name} {place}", kernel.mean(kernel.sums(mean)), share * kernel.variance()))
-        if widths is None:
+        if name == "history":
             found += _pairs(name, mean, share)
             always, kernel = history.always, self._kernels[self._widths[0]]
             found.append((f"{name} always", always, share / self.slices))

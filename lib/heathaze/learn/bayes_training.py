@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import accumulate
 from math import sqrt
 from os import cpu_count
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -80,6 +82,8 @@ class BayesLearner(Quiet):
         earlier: Sequence[Lesson] = (),
     ):
         self._noise = noise_variance(scale)
+        self.size = tonight.size
+        """Cells of the night."""
         most = max(float(night.max()) for night in (tonight, *(lesson.noisy for lesson in earlier)))
         highest = max(4 * float(scale), 20.0, 1.5 * most)
         self._tables = make_tables(float(scale), ladder(float(scale), highest, settings.rates))
@@ -90,14 +94,17 @@ class BayesLearner(Quiet):
         cells = settings.cells // seam.size
         # Tonight weighs as much as all the others: a city that has changed must be able to say so.
         own = cells if not earlier else cells - cells // 2
-        drawn = [_draw(context, tonight, random, own, numbers, ~held)]
         share = (cells - own) // max(1, len(earlier))
-        drawn += [_draw(lesson.context(), lesson.noisy, random, share, numbers, ~held) for lesson in earlier]
-        # A single night is not copied: it is the largest thing there is while a model learns.
-        self._features, self._noisy, self._heat = drawn[0] if len(drawn) == 1 else map(torch.cat, zip(*drawn, strict=True))
-        self._check = _draw(context, tonight, np.random.default_rng((seed, 7, seam.rank)), CHECKED, numbers, ~held)[:2]
+        nights = [Lesson(tonight, lambda: context), *earlier]
+        counts = [_drawn(share if night else own, numbers, lesson.noisy) for night, lesson in enumerate(nights)]
+        # One room for all of it: put together from parts, the largest thing there is would be there twice.
+        room = _Cells.empty(sum(counts), len(context.names))
+        for lesson, first, stop in zip(nights, [0, *accumulate(counts)], accumulate(counts), strict=False):
+            _draw(lesson.context(), lesson.noisy, random, numbers, ~held, room.part(first, stop))
+        self._features, self._noisy, self._heat = room
+        self._check = _draw_some(context, tonight, np.random.default_rng((seed, 7, seam.rank)), numbers, ~held)
         self.unseen = len(numbers) * int(held.sum())
-        self._unseen = _draw(context, tonight, np.random.default_rng((seed, 19, seam.rank)), CHECKED, numbers, held)[:2]
+        self._unseen = _draw_some(context, tonight, np.random.default_rng((seed, 19, seam.rank)), numbers, held)
         self._names, self._hidden, self._seed = context.sources, settings.hidden, seed
         self._deviation = self._features.std(0) + 1e-3
         # Few cells are drawn again and again, which tells nothing new.
@@ -199,19 +206,34 @@ def _held(places: int, seed: int) -> np.ndarray:
     return np.random.default_rng((seed, 17)).permutation(places) < max(1, places // HELD)
 
 
+class _Cells(NamedTuple):
+    """Drawn cells."""
+
+    features: torch.Tensor
+    """(cell, feature)."""
+    noisy: torch.Tensor
+    heat: torch.Tensor
+
+    @classmethod
+    def empty(cls, cells: int, features: int) -> _Cells:
+        return cls(torch.empty((cells, features)), torch.empty(cells, dtype=torch.int64), torch.empty(cells))
+
+    def part(self, first: int, stop: int) -> _Cells:
+        """Some of the cells, in the same room."""
+        return _Cells(*(values[first:stop] for values in self))
+
+
+def _drawn(cells: int, numbers: Sequence[int], night: np.ndarray) -> int:
+    """How many cells are drawn where about so many are wanted: as many of every slice, and of a small one not too often."""
+    return len(numbers) * max(1, min(cells // len(numbers), MOST_OFTEN * night[0].size))
+
+
 def _draw(
-    context: Context,
-    tonight: np.ndarray,
-    random: np.random.Generator,
-    cells: int,
-    numbers: Sequence[int],
-    allowed: np.ndarray,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Features (cell, feature), noisy values and heat of cells of some slices at allowed places: a third anywhere, the others
-    where much goes on."""
-    each = max(1, min(cells // len(numbers), MOST_OFTEN * tonight[0].size))
-    features, noisy, heats = [], [], []
-    for number in numbers:
+    context: Context, tonight: np.ndarray, random: np.random.Generator, numbers: Sequence[int], allowed: np.ndarray, into: _Cells
+) -> None:
+    """Fill `into` with cells of some slices at allowed places: a third anywhere, the others where much goes on."""
+    each = len(into.noisy) // len(numbers)
+    for place, number in enumerate(numbers):
         heat = context.heat(number)
         level = heat + 1e-6
         chosen = []
@@ -219,10 +241,19 @@ def _draw(
             places = np.cumsum(weight * allowed, dtype=np.float64)
             chosen.append(np.minimum(np.searchsorted(places, random.random(count) * places[-1], side="right"), heat.size - 1))
         index = np.concatenate(chosen)
-        features.append(context.features(number)[:, torch.from_numpy(index)].t().contiguous())
-        noisy.append(torch.from_numpy(tonight[number].ravel()[index].astype(np.int64)))
-        heats.append(torch.from_numpy(heat[index].astype(np.float32)))
-    return torch.cat(features), torch.cat(noisy), torch.cat(heats)
+        here = into.part(place * each, (place + 1) * each)
+        here.features[:] = context.features(number)[:, torch.from_numpy(index)].t()
+        here.noisy[:] = torch.from_numpy(tonight[number].ravel()[index])
+        here.heat[:] = torch.from_numpy(heat[index])
+
+
+def _draw_some(
+    context: Context, tonight: np.ndarray, random: np.random.Generator, numbers: Sequence[int], allowed: np.ndarray
+) -> Batch:
+    """Features and noisy values of CHECKED cells."""
+    cells = _Cells.empty(_drawn(CHECKED, numbers, tonight), len(context.names))
+    _draw(context, tonight, random, numbers, allowed, cells)
+    return cells.features, cells.noisy
 
 
 @torch.no_grad()
@@ -240,7 +271,7 @@ def blind_error(model: ContextNet, features: torch.Tensor, noisy: torch.Tensor, 
 def check_cells(context: Context, tonight: np.ndarray, seed: int) -> Batch:
     """Cells of another night on which a model's drift is measured."""
     everywhere = np.ones(tonight[0].size, dtype=bool)
-    return _draw(context, tonight, np.random.default_rng((seed, 7)), CHECKED, range(len(tonight)), everywhere)[:2]
+    return _draw_some(context, tonight, np.random.default_rng((seed, 7)), range(len(tonight)), everywhere)
 
 
 @dataclass(frozen=True)

@@ -160,12 +160,16 @@ def train_bayes(seam: Seam, nights: Nights, settings: Denoise, work: str) -> Tra
 
 
 def _train_bayes(seam: Seam, nights: Nights, settings: Denoise, work: str) -> Trained:
-    tonight, ours = nights.tonight(), settings.bayes
-    earlier = nights.earlier()
+    learner = _learner(seam, nights, settings)
+    return fit_bayes(seam, learner, schedule_of(settings.bayes, learner.size, settings.seed), Path(work))
+
+
+def _learner(seam: Seam, nights: Nights, settings: Denoise) -> BayesLearner:
+    """Ready to learn; tensors and what surrounds their cells are let go, so that they take no room while it does."""
+    tonight, earlier = nights.tonight(), nights.earlier()
     context = Context(tonight, nights.scale, earlier, nights.season)
     taught = lessons(tonight, nights.scale, earlier, nights.season, context.sources)
-    learner = BayesLearner(context, tonight, nights.scale, ours, seam, settings.seed, taught)
-    return fit_bayes(seam, learner, schedule_of(ours, tonight.size, settings.seed), Path(work))
+    return BayesLearner(context, tonight, nights.scale, settings.bayes, seam, settings.seed, taught)
 
 
 def _denoise_bayes(weights: Weights, nights: Nights, tensor: np.ndarray, settings: Denoise) -> Denoised:

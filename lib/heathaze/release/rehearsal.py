@@ -11,8 +11,10 @@ rehearsal before was off there: a plausible truth lies as far off an estimate as
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import starmap
 
 import numpy as np
 
@@ -53,7 +55,7 @@ def rehearse(found: Estimate, noisy: np.ndarray, scales: Scales, again: Again, s
     Where the night's estimate lies further off its own noisy sums than a rehearsal's does, its intervals are made wider.
     """
     drawn = last_rehearsals(found, noisy, scales, again, np.random.default_rng(seed))
-    runs = [_run(*one, scales, settings) for one in drawn]
+    runs = starmap(partial(_run, scales=scales, settings=settings), drawn)
     tonight = found.published()
     asked = finish(tonight.values, settings)
     night = (share_noisy(noisy, asked, scales.side), asked, tonight.deviation)
@@ -68,18 +70,19 @@ def _run(truth: np.ndarray, measured: Measurement, result: Estimate, scales: Sca
 
 def last_rehearsals(
     found: Estimate, noisy: np.ndarray, scales: Scales, again: Again, random: np.random.Generator
-) -> list[tuple[np.ndarray, Measurement, Estimate]]:
-    """Plausible truths, how they were measured, and what was made of that: the last READ of ROUNDS."""
+) -> Iterator[tuple[np.ndarray, Measurement, Estimate]]:
+    """Plausible truths, how they were measured, and what was made of that: the last READ of ROUNDS, one at a time."""
     start = found
-    drawn: list[tuple[np.ndarray, Measurement, Estimate]] = []
     for number in range(ROUNDS):
         truth = imagine(start, noisy, scales, random)
         measured = measure_again(truth, scales, random)
         result = again(measured)
-        drawn = [*drawn, (truth, measured, result)][-READ:]
         if number < ROUNDS - 1:
             start = moved(found, start, result)
-    return drawn
+        if number >= ROUNDS - READ:
+            yield truth, measured, result
+        # Let go before the next one is made: they are as large as the night.
+        del truth, measured, result
 
 
 def imagine(found: Estimate, noisy: np.ndarray, scales: Scales, random: np.random.Generator) -> np.ndarray:

@@ -7,7 +7,7 @@ private.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -31,7 +31,7 @@ EXACT = 64
 FINEST = 500
 """Scales above it are computed on a coarser lattice: a step of it is 1/500 of the scale."""
 
-BINS = 6
+BINS = 12
 """Levels of claimed deviation that are told apart for one size of box, at most."""
 MIXED, COUNTED = 10, 40
 """Places apart from which on estimate and noisy sum are mixed, and from which on quantiles are counted rather than Student's."""
@@ -166,13 +166,14 @@ class ErrorModel:
     @classmethod
     def fit(
         cls,
-        rehearsals: Sequence[tuple[Any, ...]],
+        rehearsals: Iterable[tuple[Any, ...]],
         variance: float,
         tonight: tuple[np.ndarray, np.ndarray, np.ndarray | None] | None = None,
         boxes: int = 4000,
         seed: int = 0,
     ) -> ErrorModel:
-        """Learn from rehearsals; `boxes` are drawn per rung and rehearsal, half anywhere and half around records of the truth.
+        """Learn from rehearsals, of which one at a time is held; `boxes` are drawn per rung and rehearsal, half anywhere and half
+        around records of the truth.
 
         A box anywhere is mostly cold and a box at a record is mostly hot: the interval shall hold both kinds in 90 %.
 
@@ -180,21 +181,28 @@ class ErrorModel:
         further off its noisy sums than in the rehearsals, the rehearsals were too easy, and the errors of their estimates are
         made larger: the law of the noise is the same in both, so noise does not explain it.
         """
-        runs = [Rehearsal(*run) for run in rehearsals]
-        if not runs:
-            raise InputError("an error model is learnt from at least one rehearsal, but there is none.")
-        shape = runs[0].truth.shape
         random = np.random.default_rng(seed)
-        ladder = _ladder(shape)
-        drawn = _joined([_errors_in(run, number, ladder, boxes, random, run.truth) for number, run in enumerate(runs)])
+        ladder: list[tuple[int, int, int]] = []
+        rehearsed: list[list[_Errors]] = []
+        comparable: list[list[_Errors]] = []
+        for one in rehearsals:
+            run = Rehearsal(*one)
+            ladder = ladder or _ladder(run.truth.shape)
+            rehearsed.append(_errors_in(run, len(rehearsed), ladder, boxes, random, run.truth))
+            if tonight is not None:
+                # Both around what was estimated: a box around a record of a known truth holds more than it seems to.
+                comparable.append(_errors_in(run, len(comparable), ladder, 4 * boxes, random, run.estimate))
+            del one, run
+        if not rehearsed:
+            raise InputError("an error model is learnt from at least one rehearsal, but there is none.")
+        drawn = _joined(rehearsed)
         areas, lengths = sorted({size[1] * size[2] for size in ladder}), sorted({size[0] for size in ladder})
         model = cls(variance, np.array(areas), np.array(lengths), *_empty(len(areas), len(lengths)))
         harder, pairs = np.ones(len(areas)), None
         if tonight is not None:
-            # Both around what was estimated: a box around a record of a known truth holds more than it seems to.
-            night = Rehearsal(runs[0].truth, *tonight)
-            real = _errors_in(night, 0, ladder, 4 * boxes, random, night.estimate)
-            alike = _joined([_errors_in(run, number, ladder, 4 * boxes, random, run.estimate) for number, run in enumerate(runs)])
+            # Only how far the estimate lies off its noisy sums is compared, in which the truth cancels: any will do.
+            real = _errors_in(Rehearsal(tonight[1], *tonight), 0, ladder, 4 * boxes, random, tonight[1])
+            alike = _joined(comparable)
             harder, pairs = _harder(alike, real, ladder), list(zip(alike, real, strict=True))
         for number, (length, rows, cols) in enumerate(ladder):
             area = areas.index(rows * cols)
@@ -445,17 +453,19 @@ def _interval(anywhere: np.ndarray, at_records: np.ndarray) -> tuple[float, floa
 
     Around records there is more than there seems to be, anywhere less. An interval from the lower of both lower quantiles to the
     higher of both upper ones holds both too often, so its ends are drawn in, each as far as serves; of those that are about as
-    good the narrowest is taken.
+    good the narrowest is taken. A kind counts by how many of its boxes are here: few boxes around records lie where it is cold,
+    and must not make all the others there too wide.
     """
     kinds = [np.sort(kind) for kind in (anywhere, at_records) if len(kind) >= COUNTED]
     kinds = kinds or [np.sort(np.concatenate([anywhere, at_records]))]
     ends = np.concatenate([np.quantile(kind, (TAILS, 1 - TAILS)) for kind in kinds], axis=1)
     lows, highs = np.unique(ends[0]), np.unique(ends[1])
     loss = NARROW * np.log(np.maximum(highs - lows[:, None], FLOOR))
+    here = np.mean([len(kind) for kind in kinds])
     for kind in kinds:
         held = np.searchsorted(kind, highs, side="right") - np.searchsorted(kind, lows)[:, None]
         off = held / len(kind) - COVERAGE
-        loss += np.square(off) * np.where(off < 0, MISSED, 1)
+        loss += len(kind) / here * np.square(off) * np.where(off < 0, MISSED, 1)
     best = np.unravel_index(np.argmin(loss), loss.shape)
     return float(lows[best[0]]), float(highs[best[1]])
 
