@@ -255,8 +255,8 @@ class _Partial(Context):
 
 
 def history() -> list[dict[str, Any]]:
-    """Night 14 of a synthetic city at user level (k 20, epsilon 1), by bayes with and without the 13 nights before it: measured in
-    cells, and as `heathaze policy check` advises. Mean of three draws of noise."""
+    """Night 14 of a synthetic city at user level (k 20, epsilon 1), by bayes with and without the 13 nights before it: in
+    cells, and measured as `heathaze policy check` advises. Mean of three draws of noise."""
     rows: list[dict[str, Any]] = []
 
     def add(what: str, errors: dict[str, float]) -> None:

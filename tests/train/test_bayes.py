@@ -15,7 +15,7 @@ from tests.conftest import policy_text
 
 from heathaze.evaluate.learned import learned_methods
 from heathaze.evaluate.meter import Meter
-from heathaze.learn.bayes import Context, ContextNet, Earlier, Evidence, Lesson, lessons
+from heathaze.learn.bayes import Context, ContextNet, Earlier, Evidence, Lesson, lessons, turns
 from heathaze.learn.bayes_training import BayesLearner, Estimate, estimate, fit
 from heathaze.learn.denoiser import discrete_laplace, noise_variance
 from heathaze.learn.distributed import alone
@@ -68,6 +68,29 @@ def test_the_prior_of_a_cell_does_not_depend_on_the_cell_to_the_bit(col: int, by
     assert not torch.equal(first[cell + 1], second[cell + 1]), "a neighbour must see it"
     assert not torch.equal(network(contexts[0].features(5))[cell], network(contexts[1].features(5))[cell])
     assert contexts[0].heat(4)[cell] == contexts[1].heat(4)[cell], "cells are drawn for training by a heat that is blind too"
+
+
+@pytest.mark.parametrize(
+    "number, turned",
+    [
+        (1, lambda tensor: tensor.transpose(0, 2, 1)),
+        (2, lambda tensor: tensor[:, :, ::-1]),
+        (3, lambda tensor: np.rot90(tensor, axes=(1, 2))),
+    ],
+)
+def test_a_city_seen_from_another_side_is_the_same_features_in_another_order(
+    number: int, turned: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    random = np.random.default_rng(3)
+    tonight, before = (random.integers(-20, 40, (15, 41, 37)) for _ in range(2))
+    here, there = (
+        Context(np.ascontiguousarray(way(tonight)), SCALE, [Earlier(np.ascontiguousarray(way(before)), 7)], season=5)
+        for way in (lambda tensor: tensor, turned)
+    )
+    expected = here.features(4)[turns(here.names)[number]].reshape(-1, 41, 37).numpy()
+    found = there.features(4).numpy()
+    assert np.allclose(turned(expected).reshape(len(found), -1), found, atol=1e-3)
+    assert not np.allclose(turned(here.features(4).reshape(-1, 41, 37).numpy()).reshape(len(found), -1), found, atol=1e-3)
 
 
 @pytest.mark.parametrize("scale", [Fraction(1), Fraction(5), Fraction(1000)])

@@ -59,6 +59,9 @@ EVIDENT = 1.0
 UNIT = 64
 """Evidence is a whole number: so many to a standard deviation of what noise alone gives, few enough for float32 not to round."""
 
+LINES = ("north south", "east west", "rising", "falling")
+"""Lines through a cell."""
+
 SOURCES = ("history", "weekday", "last")
 """What earlier nights tell: the same slice of all of them, of those a whole number of weeks ago, and of the last one."""
 
@@ -442,13 +445,31 @@ def _total(nights: list[Earlier], evidence: Evidence) -> np.ndarray:
 def _pairs(name: str, image: np.ndarray, noise: float) -> list[tuple[str, np.ndarray, float]]:
     """Means of the two neighbours along each of four lines through the cell: streets run along one of them."""
     p = np.pad(image, 1)
-    lines = {
-        "north south": p[:-2, 1:-1] + p[2:, 1:-1],
-        "east west": p[1:-1, :-2] + p[1:-1, 2:],
-        "rising": p[:-2, :-2] + p[2:, 2:],
-        "falling": p[:-2, 2:] + p[2:, :-2],
-    }
-    return [(f"{name} {line}", total / 2, noise / 2) for line, total in lines.items()]
+    ends = (
+        p[:-2, 1:-1] + p[2:, 1:-1],
+        p[1:-1, :-2] + p[1:-1, 2:],
+        p[:-2, :-2] + p[2:, 2:],
+        p[:-2, 2:] + p[2:, :-2],
+    )
+    return [(f"{name} {line}", total / 2, noise / 2) for line, total in zip(LINES, ends, strict=True)]
+
+
+def turns(names: Sequence[str]) -> list[torch.Tensor]:
+    """Orders of features in which a place could have been seen as well: as it is, mirrored along a diagonal, mirrored from left
+    to right, and turned by a quarter.
+
+    Only lines through the cell tell such cities apart. A mirror along a diagonal swaps the upright ones, one from left to right
+    the slanting ones, and a quarter turn does both.
+    """
+    upright, slanting = LINES[:2], LINES[2:]
+    orders = []
+    for swapped in ((), upright, slanting, LINES):
+        other = {line: pair[1 - pair.index(line)] for pair in (upright, slanting) for line in pair if line in swapped}
+        seen = [
+            next((name.removesuffix(line) + other[line] for line in other if name.endswith(f" {line}")), name) for name in names
+        ]
+        orders.append(torch.tensor([names.index(name) for name in seen]))
+    return orders
 
 
 class _Tent:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from heathaze.learn.bayes import Context, ContextNet, Lesson
+from heathaze.learn.bayes import Context, ContextNet, Lesson, turns
 from heathaze.learn.denoiser import Denoised, noise_variance
 from heathaze.learn.distributed import Seam
 from heathaze.learn.posterior import Posterior, Tables, deconvolve, ladder, log_evidence, make_tables, posterior
@@ -105,6 +105,7 @@ class BayesLearner(Quiet):
         self._check = _draw_some(context, tonight, np.random.default_rng((seed, 7, seam.rank)), numbers, ~held)
         self.unseen = len(numbers) * int(held.sum())
         self._unseen = _draw_some(context, tonight, np.random.default_rng((seed, 19, seam.rank)), numbers, held)
+        self._turns = turns(context.names)
         self._names, self._hidden, self._seed = context.sources, settings.hidden, seed
         self._deviation = self._features.std(0) + 1e-3
         # Few cells are drawn again and again, which tells nothing new.
@@ -124,8 +125,10 @@ class BayesLearner(Quiet):
         return len(self._noisy)
 
     def batch(self, random: np.random.Generator) -> Batch:
+        """Each of its cells seen from one of four sides: no side of a city is the right one, and a small map is soon known."""
         chosen = torch.from_numpy(random.integers(0, len(self._noisy), self._batch))
-        return self._features[chosen], self._noisy[chosen]
+        sides = zip(self._features[chosen].chunk(len(self._turns)), self._turns, strict=False)
+        return torch.cat([part[:, turn] for part, turn in sides]), self._noisy[chosen]
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Mean of -log P(noisy value | context), and a little for large weights: few cells must not be learned by heart."""

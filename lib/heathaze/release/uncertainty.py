@@ -31,7 +31,7 @@ EXACT = 64
 FINEST = 500
 """Scales above it are computed on a coarser lattice: a step of it is 1/500 of the scale."""
 
-BINS = 12
+BINS = 6
 """Levels of claimed deviation that are told apart for one size of box, at most."""
 MIXED, COUNTED = 10, 40
 """Places apart from which on estimate and noisy sum are mixed, and from which on quantiles are counted rather than Student's."""
