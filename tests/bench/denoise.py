@@ -249,6 +249,7 @@ class _Partial(Context):
     def __init__(self, *arguments: Any, without: tuple[str, ...]):
         super().__init__(*arguments)
         self._kept = [number for number, name in enumerate(self.names) if not name.startswith(without)]
+        self.names = [self.names[number] for number in self._kept]
 
     def features(self, number: int) -> Any:
         return super().features(number)[self._kept]
